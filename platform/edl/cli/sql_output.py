@@ -11,7 +11,7 @@ from typing import Any, Self
 from edl.reporting.terminal_text import to_single_line
 from edl.reporting.text_table import StatusLine, align_columns
 from edl.sql_jobs.column_plan import ColumnPlan, ColumnUse, LabelKind
-from edl.sql_jobs.job_settings import TrainingSettings
+from edl.sql_jobs.job_settings import ESTIMATORS, TrainingSettings
 from edl.sql_jobs.model_registry import describe_model
 from edl.sql_jobs.permutation_importance import SCORES
 from edl.sql_jobs.prepared_rows import PreparedRows
@@ -30,8 +30,10 @@ from edl.sql_jobs.statement_runner import (
 
 _MOST_COLUMNS = 40
 """Columns of a plan that are printed one by one."""
-_MANY_COLUMNS = 1000
-"""From which a training spends more time on the inputs of its model than on its rows."""
+_MANY_LAYERS = 1000
+"""From which a training spends more time on the layers of its columns than on its rows."""
+_JOINED_USES = (ColumnUse.NUMBER, ColumnUse.LOG_NUMBER, ColumnUse.BOOLEAN, ColumnUse.DATE)
+"""Uses whose columns are one layer together, unless each is a vector of its own."""
 _PLOT_WIDTH, _PLOT_HEIGHT, _BAR = 60, 10, 40
 _MOST_CELL = 40
 _PROGRESS_SECONDS = 0.2
@@ -110,10 +112,12 @@ def plan_lines(plan: ColumnPlan, settings: TrainingSettings, rows: PreparedRows)
     lines += align_columns(table)
     if len(plan.features) > len(shown):
         lines.append(f"and {len(plan.features) - len(shown):,} more columns; --export writes all of them")
-    if len(plan.used) > _MANY_COLUMNS:
+    joins = settings.estimator in ESTIMATORS and settings.estimator != "deepfm"
+    layers = sum(not joins or each.use not in _JOINED_USES or each.ids is not None for each in plan.used)
+    if layers > _MANY_LAYERS:
         lines.append(
-            f"warning: {len(plan.used):,} columns are as many inputs of the model, which takes minutes to build and to "
-            "export; name fewer in the SELECT"
+            f"warning: {layers:,} columns have layers of their own, which takes minutes to build and to export; name "
+            "fewer in the SELECT"
         )
     return [*lines, ""]
 

@@ -211,6 +211,7 @@ _OPTIONAL_NAMES = (
     "custom_data_reader",
     "eval_metrics_fn",
     "loss_weights",
+    "serving_model",
     "weighted_metrics_fn",
 )
 """Names of the contract without which a module may be complete: a misspelt one would be ignored."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -350,6 +351,37 @@ _MAX_LISTED_NAMES = 3
 """Maximum number of names in an error."""
 
 ShapesByName = Mapping[str, tuple[int, ...]]
+
+
+def make_serving_model(module: ModelModule, model: Any) -> Any:
+    """The model that is exported: what the module's ``serving_model`` makes of the trained one, or that itself.
+
+    Raises:
+        BadInputError: the function returns no functional model.
+        UserCodeError: it raised.
+    """
+    if module.serving_model is None:
+        return model
+    served = module.serving_model(model)
+    if not isinstance(served, keras.Model) or getattr(served, "_inputs_struct", None) is None:
+        raise BadInputError(
+            f"serving_model() returned {type(served).__name__}, expected a keras.Model with inputs",
+            where=str(module.zoo),
+            hint="return keras.Model(inputs, model(...))",
+        )
+    return served
+
+
+def load_weights(module: ModelModule, model: Any, path: Path) -> None:
+    """Load a file of Keras into a model, also one of the model that was exported for it."""
+    if module.serving_model is not None:
+        try:
+            make_serving_model(module, model).load_weights(path)
+        except Exception as error:  # noqa: BLE001  of Keras, HDF5 and zipfile: it may be a file of the model itself
+            _LOG.debug("%s is no file of the serving model: %s", path, error)
+        else:
+            return
+    model.load_weights(path)
 
 
 def check_same_model(*, trained: ShapesByName, rebuilt: ShapesByName) -> None:

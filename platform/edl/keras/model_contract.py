@@ -1,7 +1,7 @@
 """The model contract: the names that a user's module must define. Imports the module and checks it.
 
 ``custom_model()`` (or a Keras model class), ``loss(labels, predictions)``, ``optimizer()``, ``eval_metrics_fn()`` and
-``feed(dataset, mode, metadata)``; optionally ``callbacks()``, ``custom_data_reader(...)`` and
+``feed(dataset, mode, metadata)``; optionally ``callbacks()``, ``custom_data_reader(...)``, ``serving_model(model)`` and
 ``PredictionOutputsProcessor``. These are ElasticDL's names and argument orders. Arguments of Keras' ``compile`` and
 ``fit`` are also accepted: ``loss`` and ``optimizer`` by name or as objects, ``loss_weights``, ``class_weight`` and
 ``weighted_metrics_fn()``.
@@ -230,9 +230,10 @@ _EXPECTED_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "feed": ("dataset", "mode", "metadata"),
     "callbacks": (),
     "weighted_metrics_fn": (),
+    "serving_model": ("model",),
 }
 _METRICS_FUNCTION = "eval_metrics_fn"
-_OPTIONAL_FUNCTIONS = frozenset({"callbacks", "weighted_metrics_fn"})
+_OPTIONAL_FUNCTIONS = frozenset({"callbacks", "weighted_metrics_fn", "serving_model"})
 _PREDICTION_ARGUMENT_NAMES = frozenset({"predictions", "prediction", "preds", "outputs", "output", "logits", "y_pred"})
 _LABEL_ARGUMENT_NAMES = frozenset({"labels", "label", "targets", "target", "y_true", "y"})
 WEIGHT_ARGUMENT_NAMES = frozenset({"sample_weight", "sample_weights", "weight", "weights"})
@@ -284,6 +285,7 @@ class ModelModule:
         loss_weights: weights of the outputs' losses, by output or in the order of the outputs.
         class_weight: weights of training records by class, or a function that returns them.
         weighted_metrics_fn: creates the metrics that get the sample weights.
+        serving_model: makes the model that is exported, of the trained one; None: that itself is exported.
     """
 
     zoo: Path
@@ -299,6 +301,7 @@ class ModelModule:
     class_weight: Any = None
     weighted_metrics_fn: Callable[[], Any] | None = None
     loss_of_each_output: bool = False
+    serving_model: Callable[[Any], Any] | None = None
 
 
 def load_model_module(
@@ -331,6 +334,12 @@ def load_model_module(
         from edl.keras import keras2_models
 
         module = keras2_models.adapt_module(module)
+    if is_keras2 and hasattr(module, "serving_model"):
+        raise BadInputError(
+            "defines serving_model, which is for models of Keras 3",
+            where=str(zoo_module.path),
+            hint="remove it, or model.keras: 2",
+        )
     make_model = _model_factory(
         zoo, module, zoo_module, choice.params, may_have_train_step=may_have_train_step, is_keras2=is_keras2
     )
@@ -424,7 +433,7 @@ def _compiled_module(
 
     functions = {
         name: _wrap_user_function(zoo, name, _contract_function(module, zoo_module.path, name))
-        for name in ("feed", "callbacks")
+        for name in ("feed", "callbacks", "serving_model")
     }
     return ModelModule(
         zoo=zoo,

@@ -45,6 +45,7 @@ from edl.keras.model_building import (
     build_model,
     check_same_model,
     derive_feature_spec,
+    make_serving_model,
     named_component_specs,
 )
 from edl.keras.network import KerasNetwork
@@ -192,6 +193,8 @@ def _find_lost_variables(model_config: Any, model: Any) -> str:
     A subclassed model has its variables once it is built. On loading, Keras builds it by calling it with dense inputs,
     which fails for a model of sparse or ragged ones. The same happens here, but no variable gets memory or a value.
     """
+    if _is_of_keras_alone(model):
+        return ""
     uninitialized = global_state.get_global_attribute("uninitialized_variables")
     try:
         # Not into Keras' list of the variables that the end of its next scope gives values to.
@@ -218,6 +221,19 @@ def _find_lost_variables(model_config: Any, model: Any) -> str:
         f" Keras cannot build {type(model).__name__} from its config. Call the loaded model once with data, then"
         " load_weights() of the same file; or define build(), or get_build_config() and build_from_config()."
         " The SavedModel loads without it"
+    )
+
+
+def _is_of_keras_alone(model: Any) -> bool:
+    """Whether a functional model has layers of Keras only. Keras connects and builds them, which takes a minute for a
+    model with thousands of inputs.
+    """
+    return (
+        all(
+            type(layer).__module__.startswith("keras.") and not isinstance(layer, keras.Sequential)
+            for layer in model._flatten_layers()
+        )
+        and type(model).__name__ == "Functional"
     )
 
 
@@ -428,16 +444,18 @@ def export_model(
     features = derive_feature_spec(model, network.sample)
     if isinstance(model, Keras2Model):
         return _export_keras2_model(model, features, network.module.zoo, keras_path, saved_model_path)
-    serializable = _can_serialize(model)
+    served = make_serving_model(network.module, model)
+    serializable = _can_serialize(served)
     with (
         user_code(network.module.zoo, "export of the model"),
         _without_default_signature(),
         _replacing_atomically(saved_model_path) as temporary_path,
     ):
-        _write_saved_model(model, features, temporary_path)
+        _write_saved_model(served, features if served is model else derive_feature_spec(served, None), temporary_path)
     loading = ""
     if serializable:
         loadable_model = _with_keras_layers(model, features, network.sample)
+        loadable_model = served if loadable_model is model else make_serving_model(network.module, loadable_model)
         with _replacing_atomically(keras_path) as temporary_path:
             _write_keras(loadable_model, temporary_path)
         loading = format_loading_code(loadable_model, keras_path, network.module.zoo)

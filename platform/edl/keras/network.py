@@ -31,6 +31,7 @@ from edl.keras.model_building import (
     build_model,
     derive_feature_spec,
     is_seed_state,
+    load_weights,
     seed_worker_randomness,
 )
 from edl.keras.model_contract import ModelModule, refuse_stateful_layers
@@ -227,7 +228,7 @@ class KerasNetwork:
         # The file is loaded into the model's own variables, which hold the initial values
         # otherwise; they are restored below.
         try:
-            self.model.load_weights(path)
+            load_weights(self.module, self.model, path)
             return self._variables.read_values()
         # Keras, HDF5 and zipfile raise many kinds of exceptions for a file that does not fit.
         except Exception as error:

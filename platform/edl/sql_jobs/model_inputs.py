@@ -1,5 +1,8 @@
 """What a model takes: an input for each column, as a number or as text. ``prepared_rows`` writes rows in this form.
 
+A wide table has matrices instead while it trains: all numbers side by side, and all texts. Inputs cost time in each
+step, however few rows it has. The exported model takes the columns one by one all the same.
+
 A number is float32, and NULL is NaN. Times are days since 1970-01-01. A text is a string, and NULL is empty.
 """
 
@@ -9,11 +12,15 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edl.sql_jobs.column_plan import ColumnFacts, ColumnPlan, ColumnUse, FeaturePlan, IdSource
 
 NUMBER, TEXT = "float32", "string"
+MATRICES = {NUMBER: "numbers", TEXT: "texts"}
+"""Names of the matrices of a wide table."""
+WIDE_INPUTS = 100
+"""Inputs from which a table is wide."""
 _NAMES_OF_LAYERS = frozenset(
     (
         *("activation", "add", "cast", "category_encoding", "clip", "concatenate", "cos", "dense", "discretization"),
@@ -36,12 +43,14 @@ class InputColumn:
         column: of the query.
         dtype: ``float32`` or ``string``.
         kind: of the column, as ``ColumnFacts`` has it.
+        matrix: of a wide table: the matrix that has the column; empty: it is an input of its own.
     """
 
     name: str
     column: str
     dtype: str
     kind: str
+    matrix: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +64,35 @@ class ModelInputs:
         """The input that has a column in a form."""
         return {(each.column, each.dtype): each.name for each in self.inputs}
 
+    def matrices(self) -> Mapping[str, list[str]]:
+        """The inputs that each matrix has, in the order of its columns; empty for a table that is not wide."""
+        found: dict[str, list[str]] = {}
+        for each in self.inputs:
+            if each.matrix:
+                found.setdefault(each.matrix, []).append(each.name)
+        return found
 
-def choose_inputs(plan: ColumnPlan) -> ModelInputs:
-    """The inputs of a plan, in the order of its columns."""
+    def one_by_one(self) -> ModelInputs:
+        """The same inputs without matrices."""
+        return ModelInputs(tuple(replace(each, matrix="") for each in self.inputs), self.label)
+
+
+def choose_inputs(plan: ColumnPlan, *, may_be_wide: bool = True) -> ModelInputs:
+    """The inputs of a plan, in the order of its columns.
+
+    Args:
+        plan: of the columns.
+        may_be_wide: many columns become matrices, which a module of the user does not know.
+    """
     wanted = dict.fromkeys((facts.name, dtype, facts.kind) for feature in plan.used for facts, dtype in _forms(feature))
-    taken = set[str]()
+    is_wide = may_be_wide and len(wanted) >= WIDE_INPUTS
+    taken = set(MATRICES.values()) if is_wide else set[str]()
     forms = Counter(column for column, _, _ in wanted)
     inputs = []
     for column, dtype, kind in wanted:
         suffix = "_text" if dtype == TEXT and forms[column] > 1 else ""
-        inputs.append(InputColumn(_free_name(plain_name(column) + suffix, taken), column, dtype, kind))
+        name = _free_name(plain_name(column) + suffix, taken)
+        inputs.append(InputColumn(name, column, dtype, kind, MATRICES[dtype] if is_wide else ""))
     return ModelInputs(tuple(inputs), _free_name(plain_name(plan.label.name), taken))
 
 

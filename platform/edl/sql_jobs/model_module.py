@@ -1,7 +1,8 @@
 """Writes the Keras module of a plan, as a person would write it: constants first, then the functions of the contract.
 
 Preprocessing is part of the model, which takes the columns as they are. Numbers of a kind are one layer, so that a
-table with thousands of columns does not make thousands of layers.
+table with thousands of columns does not make thousands of layers. The model of a wide table trains on matrices, and
+``serving_model`` makes the exported one, which takes the columns one by one.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class _Module:
     """What is collected while features are written; ``names`` are those of the inputs."""
 
     names: Mapping[tuple[str, str], str]
+    has_matrices: bool = False
     constants: dict[str, dict[str, object]] = field(default_factory=dict)
     lists: dict[str, list[str]] = field(default_factory=dict)
     vocabularies: dict[str, Sequence[str]] = field(default_factory=dict)
@@ -59,18 +61,20 @@ def write_module(
         patience: evaluations without improvement after which training ends.
         query: for the module's description.
     """
-    found = _Module(inputs.names())
+    found = _Module(inputs.names(), bool(inputs.matrices()))
     deep = [each for each in plan.used if each.part in ("", "deep")]
     functions = [_encode_function("encode", deep, found, one_by_one=estimator == "deepfm")]
     if estimator == "wide_and_deep":
         wide = [each for each in plan.used if each.part in ("", "wide")]
         functions.append(_encode_function("encode_wide", wide, found, is_wide=True))
+    helpers = _HELPERS | (_MATRIX_HELPERS if found.has_matrices else {})
     head = "\n\n".join((_description(plan, query), _imports(found), _constants(plan, inputs, found)))
     body = [
         head,
-        *(_HELPERS[name] for name in _HELPERS if name in found.helpers),
+        *(helpers[name] for name in helpers if name in found.helpers),
         *functions,
-        _MODELS.get(estimator, _parts_of_a_model)(plan),
+        _MODELS.get(estimator, _parts_of_a_model)(plan, _given_line(inputs)),
+        *([_serving_model()] if found.has_matrices else []),
         _training(plan, optimizer, patience),
     ]
     name = "model.py" if estimator in _MODELS else f"{COLUMNS_MODULE}.py"
@@ -102,6 +106,7 @@ def _imports(found: _Module) -> str:
     if lines:
         lines.append("")
     uses_ops = found.helpers & {"known", "date_parts"} or "MISSING" in found.lists or "LOGARITHMS" in found.constants
+    uses_ops = uses_ops or found.has_matrices
     return "\n".join(
         [*lines, "import keras", "from keras import layers, ops" if uses_ops else "from keras import layers"]
     )
@@ -110,6 +115,9 @@ def _imports(found: _Module) -> str:
 _DOCS = {
     "COLUMNS": "All columns that the model takes. A missing number is NaN, a missing text is empty; times are days "
     "since 1970.",
+    "MATRICES": "What the model takes while it trains: columns side by side. Thousands of inputs would cost time in "
+    "each step.",
+    "PLACES": "The matrix of each column, and its place there.",
     "NUMBERS": "Mean and standard deviation of the columns that are scaled.",
     "LOGARITHMS": "Mean and standard deviation of log(1 + x), for columns with few high values.",
     "FLAGS": "Columns of 0 and 1.",
@@ -129,6 +137,17 @@ _DOCS = {
 
 def _constants(plan: ColumnPlan, inputs: ModelInputs, found: _Module) -> str:
     parts = [_table("COLUMNS", {each.name: each.dtype for each in inputs.inputs})]
+    if found.has_matrices:
+        dtypes = {each.matrix: each.dtype for each in inputs.inputs}
+        lists = (
+            f'    "{name}": [name for name, dtype in COLUMNS.items() if dtype == "{dtypes[name]}"],\n'
+            for name in inputs.matrices()
+        )
+        parts.append(f"MATRICES = {{\n{''.join(lists)}}}\n{_doc('MATRICES')}")
+        parts.append(
+            "PLACES = {name: (matrix, at) for matrix, names in MATRICES.items() for at, name in enumerate(names)}\n"
+            + _doc("PLACES")
+        )
     for name in _DOCS:
         if name in found.constants:
             parts.append(_table(name, found.constants[name]))
@@ -208,7 +227,7 @@ def _encode_function(
     return f'def {name}(given):\n    """{doc}"""\n    return [\n{body}    ]'
 
 
-_NUMERIC_GROUPS = ("NUMBERS", "LOGARITHMS", "FLAGS", "MISSING")
+_NUMERIC_GROUPS = ("NUMBERS", "LOGARITHMS", "FLAGS", "DATES", "MISSING")
 
 
 def _enter_feature(
@@ -269,25 +288,28 @@ def _enter_category(feature: FeaturePlan, name: str, found: _Module, group: Call
 def _group_line(group: str, names: str, found: _Module, *, is_wide: bool = False) -> str:
     """An expression for all columns of a group."""
     found.helpers |= _NEEDED[group]
+    if found.has_matrices and "join" not in _NEEDED[group]:
+        found.helpers |= {"column"}
     at = f"for name in {names}"
     size = "OUTPUTS" if is_wide else "size"
     moments = f"{group}.values()" if names == group else f"[{group}[name] {at}]"
+    one = "column(given, name)" if found.has_matrices else "given[name]"
     return {
         "NUMBERS": f"scaled(join(given, {names}), {moments})",
         "LOGARITHMS": f"scaled(ops.log1p(ops.maximum(join(given, {names}), 0.0)), {moments})",
         "FLAGS": f"known(join(given, {names}))",
-        "DATES": f"*[date_parts(given[name]) {at}]",
+        "DATES": f"date_parts(join(given, {names}))",
         "MISSING": f'ops.cast(ops.isnan(join(given, {names})), "float32")',
-        "WORDS": f'*[layers.StringLookup(vocabulary=WORDS[name], output_mode="one_hot")(given[name]) {at}]',
-        "VECTORS": f"*[look_up(given[name], VOCABULARIES[name], {'OUTPUTS' if is_wide else 'VECTORS[name]'}) {at}]",
-        "HASHED": f"*[hashed(given[name], HASHED[name][0], {'OUTPUTS' if is_wide else 'HASHED[name][1]'}) {at}]",
-        "HASHED_WORDS": f'*[layers.Hashing(HASHED_WORDS[name], output_mode="one_hot")(given[name]) {at}]',
-        "TEXTS": f"*[words(given[name], VOCABULARIES[name], {'OUTPUTS' if is_wide else 'TEXTS[name]'}) {at}]",
-        "RANGES": f'*[layers.Discretization(RANGES[name], output_mode="one_hot")(known(given[name])) {at}]',
-        "RANGE_VECTORS": f"*[range_vectors(given[name], RANGE_VECTORS[name][0], "
+        "WORDS": f'*[layers.StringLookup(vocabulary=WORDS[name], output_mode="one_hot")({one}) {at}]',
+        "VECTORS": f"*[look_up({one}, VOCABULARIES[name], {'OUTPUTS' if is_wide else 'VECTORS[name]'}) {at}]",
+        "HASHED": f"*[hashed({one}, HASHED[name][0], {'OUTPUTS' if is_wide else 'HASHED[name][1]'}) {at}]",
+        "HASHED_WORDS": f'*[layers.Hashing(HASHED_WORDS[name], output_mode="one_hot")({one}) {at}]',
+        "TEXTS": f"*[words({one}, VOCABULARIES[name], {'OUTPUTS' if is_wide else 'TEXTS[name]'}) {at}]",
+        "RANGES": f'*[layers.Discretization(RANGES[name], output_mode="one_hot")(known({one})) {at}]',
+        "RANGE_VECTORS": f"*[range_vectors({one}, RANGE_VECTORS[name][0], "
         f"{size if is_wide else 'RANGE_VECTORS[name][1]'}) {at}]",
-        "IDS": f'*[layers.CategoryEncoding(IDS[name], output_mode="one_hot")(ids(given[name], IDS[name])) {at}]',
-        "ID_VECTORS": f"*[embed(ids(given[name], ID_VECTORS[name][0]), ID_VECTORS[name][0], "
+        "IDS": f'*[layers.CategoryEncoding(IDS[name], output_mode="one_hot")(ids({one}, IDS[name])) {at}]',
+        "ID_VECTORS": f"*[embed(ids({one}, ID_VECTORS[name][0]), ID_VECTORS[name][0], "
         f"{size if is_wide else 'ID_VECTORS[name][1]'}) {at}]",
     }[group]
 
@@ -296,7 +318,8 @@ def _cross_line(feature: FeaturePlan, found: _Module, *, is_wide: bool) -> str:
     crossed = []
     for number, facts in enumerate(feature.columns):
         name = found.names[facts.name, form_of(feature, number)]
-        given = f"given[{_text(name)}]"
+        found.helpers |= {"column"} if found.has_matrices else set()
+        given = f"column(given, {_text(name)})" if found.has_matrices else f"given[{_text(name)}]"
         if feature.boundaries[number]:
             found.helpers.add("known")
             given = f"layers.Discretization({list(feature.boundaries[number])})(known({given}))"
@@ -313,7 +336,7 @@ _NEEDED: Mapping[str, set[str]] = {
     "NUMBERS": {"join", "known", "scaled"},
     "LOGARITHMS": {"join", "known", "scaled"},
     "FLAGS": {"join", "known"},
-    "DATES": {"known", "date_parts"},
+    "DATES": {"join", "known", "date_parts"},
     "MISSING": {"join"},
     "WORDS": set(),
     "VECTORS": {"embed", "look_up"},
@@ -344,7 +367,7 @@ def scaled(values, moments):
 ''',
     "date_parts": '''
 def date_parts(days):
-    """Where in the year, in the week and in the day a time is, as angles."""
+    """Where in the year, in the week and in the day times are, as angles."""
     turns = known(layers.Concatenate()([days / 365.2425, days / 7.0, days]))
     angles = 2.0 * math.pi * (turns - ops.floor(turns))
     return layers.Concatenate()([ops.sin(angles), ops.cos(angles)])
@@ -383,6 +406,23 @@ def ids(values, count):
     return ops.cast(ops.clip(known(values), 0.0, count - 1.0), "int32")
 ''',
 }
+_MATRIX_HELPERS = {
+    "join": '''
+def join(given, names):
+    """Columns side by side, of their matrix."""
+    matrix = PLACES[next(iter(names))][0]
+    if list(names) == MATRICES[matrix]:
+        return given[matrix]
+    return ops.take(given[matrix], [PLACES[name][1] for name in names], axis=1)
+''',
+    "column": '''
+def column(given, name):
+    """One column of its matrix."""
+    matrix, at = PLACES[name]
+    return given[matrix][:, at : at + 1]
+''',
+}
+"""In the module of a wide table."""
 
 # --------------------------------------------------------------------------------------------------
 # Models.
@@ -396,26 +436,45 @@ def _output(plan: ColumnPlan, logits: str) -> str:
     return f'layers.Activation("{activation}")({logits})'
 
 
-_GIVEN = "    given = {name: keras.Input([1], dtype=dtype, name=name) for name, dtype in COLUMNS.items()}\n"
+_COLUMNS_GIVEN = "    given = {name: keras.Input([1], dtype=dtype, name=name) for name, dtype in COLUMNS.items()}\n"
+_MATRICES_GIVEN = (
+    "    given = {\n        name: keras.Input([len(names)], dtype=COLUMNS[names[0]], name=name)\n"
+    "        for name, names in MATRICES.items()\n    }\n"
+)
 _HIDDEN = """    for units in hidden:
         x = layers.Dense(units, activation="relu")(x)
         x = layers.Dropout(dropout)(x)
 """
 
 
-def _dnn(plan: ColumnPlan) -> str:
+def _given_line(inputs: ModelInputs) -> str:
+    """What the model takes."""
+    return _MATRICES_GIVEN if inputs.matrices() else _COLUMNS_GIVEN
+
+
+def _serving_model() -> str:
     return (
-        f"def custom_model(hidden=(64, 32), dropout=0.1):\n{_GIVEN}"
+        'def serving_model(model):\n    """What is exported: it takes the columns one by one."""\n'
+        f"{_COLUMNS_GIVEN}"
+        "    matrices = {\n"
+        "        matrix: layers.Concatenate()([given[name] for name in names]) for matrix, names in MATRICES.items()\n"
+        "    }\n    return keras.Model(given, model(matrices))\n"
+    )
+
+
+def _dnn(plan: ColumnPlan, given: str) -> str:
+    return (
+        f"def custom_model(hidden=(64, 32), dropout=0.1):\n{given}"
         f"    x = layers.Concatenate()(encode(given))\n{_HIDDEN}"
         f"    return keras.Model(given, {_output(plan, 'layers.Dense(OUTPUTS)(x)')})\n"
     )
 
 
-def _parts_of_a_model(plan: ColumnPlan) -> str:
+def _parts_of_a_model(plan: ColumnPlan, given: str) -> str:
     """For a module of the user, which takes what it wants of them."""
     return (
         'def inputs():\n    """An input of the model for each column."""\n'
-        "    return {name: keras.Input([1], dtype=dtype, name=name) for name, dtype in COLUMNS.items()}\n\n\n"
+        f"{given.replace('given =', 'return', 1)}\n\n"
         'def features(given):\n    """All columns as numbers side by side."""\n'
         "    return layers.Concatenate()(encode(given))\n\n\n"
         'def output(x):\n    """The last layers, after the hidden ones."""\n'
@@ -423,27 +482,27 @@ def _parts_of_a_model(plan: ColumnPlan) -> str:
     )
 
 
-def _linear(plan: ColumnPlan) -> str:
+def _linear(plan: ColumnPlan, given: str) -> str:
     return (
-        f"def custom_model():\n{_GIVEN}"
+        f"def custom_model():\n{given}"
         "    x = layers.Dense(OUTPUTS)(layers.Concatenate()(encode(given)))\n"
         f"    return keras.Model(given, {_output(plan, 'x')})\n"
     )
 
 
-def _wide_and_deep(plan: ColumnPlan) -> str:
+def _wide_and_deep(plan: ColumnPlan, given: str) -> str:
     return (
-        f'def custom_model(hidden=(64, 32), dropout=0.1):\n    """Cheng et al., DLRS 2016."""\n{_GIVEN}'
+        f'def custom_model(hidden=(64, 32), dropout=0.1):\n    """Cheng et al., DLRS 2016."""\n{given}'
         "    wide = layers.Dense(OUTPUTS)(layers.Concatenate()(encode_wide(given)))\n"
         f"    x = layers.Concatenate()(encode(given))\n{_HIDDEN}"
         f"    return keras.Model(given, {_output(plan, 'layers.Dense(OUTPUTS)(x) + wide')})\n"
     )
 
 
-def _deepfm(plan: ColumnPlan) -> str:
+def _deepfm(plan: ColumnPlan, given: str) -> str:
     return (
         f"def custom_model(factors=8, hidden=(64, 32), dropout=0.1):\n"
-        f'    """Guo et al., IJCAI 2017: products of the columns\' vectors, beside a network over them."""\n{_GIVEN}'
+        f'    """Guo et al., IJCAI 2017: products of the columns\' vectors, beside a network over them."""\n{given}'
         "    parts = encode(given)\n"
         "    vectors = [layers.Dense(factors, use_bias=False)(part) for part in parts]\n"
         "    total = sum(vectors)\n"
@@ -454,7 +513,7 @@ def _deepfm(plan: ColumnPlan) -> str:
     )
 
 
-_MODELS: Mapping[str, Callable[[ColumnPlan], str]] = {
+_MODELS: Mapping[str, Callable[[ColumnPlan, str], str]] = {
     "dnn": _dnn,
     "wide_and_deep": _wide_and_deep,
     "deepfm": _deepfm,

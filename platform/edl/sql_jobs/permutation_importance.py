@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from edl.sql_jobs.column_plan import LabelKind
 from edl.sql_jobs.model_inputs import ModelInputs
 from edl.sql_jobs.model_registry import ModelDescription
+from edl.sql_jobs.prepared_rows import stack_columns
 
 _MOST_ROWS = 2000
 _MOST_CELLS = 2_000_000
@@ -45,7 +46,14 @@ class PermutedRows:
 
 
 def write_permutations(source: Path, inputs: ModelInputs, folder: Path, seed: int = 0) -> PermutedRows:
-    """Write a sample of prepared rows, and its shuffled copies."""
+    """Write a sample of prepared rows, and its shuffled copies.
+
+    Args:
+        source: rows with an input for each column.
+        inputs: of the model; if it takes matrices, the copies have these.
+        folder: gets the copies.
+        seed: of the shuffling.
+    """
     table = pq.read_table(source)
     columns = list(dict.fromkeys(each.column for each in inputs.inputs))
     rng = np.random.default_rng(seed)
@@ -55,8 +63,9 @@ def write_permutations(source: Path, inputs: ModelInputs, folder: Path, seed: in
     labels = table[inputs.label].to_numpy()
     rows = table.select([each.name for each in inputs.inputs])
     folder.mkdir(parents=True)
-    with pq.ParquetWriter(folder / "part-00000.parquet", rows.schema, compression="zstd") as writer:
-        writer.write_table(rows)
+    written = stack_columns(rows, inputs)
+    with pq.ParquetWriter(folder / "part-00000.parquet", written.schema, compression="zstd") as writer:
+        writer.write_table(written)
         for column in columns:
             for _ in range(_REPEATS):
                 shuffled = rows
@@ -64,7 +73,7 @@ def write_permutations(source: Path, inputs: ModelInputs, folder: Path, seed: in
                 for at, each in enumerate(inputs.inputs):
                     if each.column == column:
                         shuffled = shuffled.set_column(at, each.name, rows.column(at).take(order))
-                writer.write_table(shuffled)
+                writer.write_table(stack_columns(shuffled, inputs))
     return PermutedRows(rows.num_rows, columns, _REPEATS, labels)
 
 

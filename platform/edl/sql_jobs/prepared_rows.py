@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from edl.data.sketches import hash_bytes, hash_numbers
 from edl.sql_jobs.column_plan import LabelKind
-from edl.sql_jobs.model_inputs import NUMBER, ModelInputs
+from edl.sql_jobs.model_inputs import NUMBER, TEXT, ModelInputs
 from edl.sql_jobs.row_statistics import read_batches, to_days, to_text
 
 _SMALL_TABLE = 10_000
@@ -50,7 +50,7 @@ def prepare_training(
     rows = sum(pq.read_metadata(file).num_rows for file in files)
     limit = _exact_limit(files, inputs, label, kind, share) if rows <= _SMALL_TABLE else np.uint64(share * 2**64)
     counts = [0, 0]
-    schema = _schema(inputs, label, kind)
+    schema = _schema(inputs, label, kind, stacked=True)
     writers = []
     try:
         for name in ("training", "validation"):
@@ -59,7 +59,7 @@ def prepare_training(
         for table in _prepare(files, inputs, label, kind):
             is_validation = _hash_rows(table) < limit
             for number, chosen in enumerate((~is_validation, is_validation)):
-                part = table.filter(pa.array(chosen))
+                part = stack_columns(table.filter(pa.array(chosen)), inputs)
                 counts[number] += part.num_rows
                 if part.num_rows:
                     writers[number].write_table(part, row_group_size=_GROUP_ROWS)
@@ -75,15 +75,39 @@ def prepare_prediction(
     """Write all rows in their order, with the label if it is named; returns their number."""
     folder.mkdir(parents=True, exist_ok=True)
     count = 0
-    with pq.ParquetWriter(folder / "part-00000.parquet", _schema(inputs, label, kind), compression="zstd") as writer:
+    schema = _schema(inputs, label, kind, stacked=True)
+    with pq.ParquetWriter(folder / "part-00000.parquet", schema, compression="zstd") as writer:
         for table in _prepare(files, inputs, label, kind):
-            writer.write_table(table, row_group_size=_GROUP_ROWS)
+            writer.write_table(stack_columns(table, inputs), row_group_size=_GROUP_ROWS)
             count += table.num_rows
     return count
 
 
-def _schema(inputs: ModelInputs, label: str | None, kind: LabelKind | None) -> Any:
-    fields = [(each.name, pa.float32() if each.dtype == NUMBER else pa.string()) for each in inputs.inputs]
+def stack_columns(table: Any, inputs: ModelInputs) -> Any:
+    """The columns of each matrix as one, with a list of fixed size in each row; others stay as they are."""
+    for matrix, names in inputs.matrices().items():
+        columns = [table.column(name) for name in names]
+        cells = np.stack([column.to_numpy() for column in columns], axis=1) if table.num_rows else np.zeros((0, 1))
+        flat = pa.array(cells.reshape(-1), columns[0].type)
+        table = table.drop_columns(names).append_column(matrix, pa.FixedSizeListArray.from_arrays(flat, len(names)))
+    return table.select(_field_names(inputs, table.column_names))
+
+
+def _field_names(inputs: ModelInputs, present: Sequence[str]) -> list[str]:
+    """The columns of prepared rows in their order, the label last if it is there."""
+    names = dict.fromkeys(each.matrix or each.name for each in inputs.inputs)
+    return [*names, *([inputs.label] if inputs.label in present else [])]
+
+
+def _schema(inputs: ModelInputs, label: str | None, kind: LabelKind | None, *, stacked: bool = False) -> Any:
+    types = {NUMBER: pa.float32(), TEXT: pa.string()}
+    fields = [(each.name, types[each.dtype]) for each in inputs.inputs]
+    if stacked:
+        sizes = {name: len(names) for name, names in inputs.matrices().items()}
+        lists = {each.matrix: pa.list_(types[each.dtype], sizes[each.matrix]) for each in inputs.inputs if each.matrix}
+        fields = list(
+            {each.matrix or each.name: lists.get(each.matrix, types[each.dtype]) for each in inputs.inputs}.items()
+        )
     if label is not None:
         fields.append((inputs.label, pa.float64() if kind is LabelKind.NUMBER else pa.string()))
     return pa.schema(fields)

@@ -22,7 +22,7 @@ _VOCABULARY = 2000
 """Words of a text that get a vector."""
 _SAMPLED_ROWS = 200_000
 """Rows from which the words of texts are taken."""
-_BATCH_ROWS = 1 << 16
+_BATCH_ROWS, _LEAST_BATCH_ROWS, _BATCH_CELLS = 1 << 16, 1 << 10, 1 << 24
 _LEAST_CORRELATION = 1 - 1e-9
 """Correlation of two columns that are the same up to unit and zero."""
 
@@ -154,10 +154,11 @@ def _days_per_unit(kind: Any) -> float:
 
 
 def read_batches(files: Sequence[Path], columns: Sequence[str]) -> Any:
-    """Record batches with the columns of Parquet files."""
+    """Record batches with the columns of Parquet files; of thousands of columns, with fewer rows."""
+    rows = max(_LEAST_BATCH_ROWS, min(_BATCH_ROWS, _BATCH_CELLS // max(1, len(columns))))
     for file in files:
         with pq.ParquetFile(file) as opened:
-            yield from opened.iter_batches(_BATCH_ROWS, columns=list(columns))
+            yield from opened.iter_batches(rows, columns=list(columns))
 
 
 def _count_words(files: Sequence[Path], texts: Sequence[ColumnFacts]) -> Mapping[str, tuple[float, tuple[str, ...]]]:

@@ -107,7 +107,7 @@ def prepare_train(
     plan = override_columns(plan, statement.columns, estimator)
     check_features(plan, statement.label)
     settings = choose_settings(statement, estimator, reason, plan)
-    inputs = choose_inputs(plan)
+    inputs = choose_inputs(plan, may_be_wide=estimator in ESTIMATORS)
     kind = plan.label.kind
     model = _describe_model(statement, text, rows, database, label, estimator, plan, inputs)
     validation = find_validation_query(statement)

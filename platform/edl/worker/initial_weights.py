@@ -15,7 +15,7 @@ import numpy as np
 
 from edl.api.errors import BadInputError
 from edl.api.job_spec import JobSpec
-from edl.keras.model_building import ModelVariables, build_model
+from edl.keras.model_building import ModelVariables, build_model, load_weights
 from edl.keras.model_contract import ModelModule
 from edl.storage.durable_files import translate_os_errors
 from edl.storage.initial_weights import CONVERTED_FILE, InitialWeights, find_initial_weights
@@ -72,7 +72,7 @@ def _convert_keras_file(path: Path, converted: Path, module: ModelModule, seed: 
     model = build_model(module, seed=seed, sample=sample)
     variables = ModelVariables.from_model(model, lambda name: 0, 1, trained_by_ps=False, float32_only=False)
     try:
-        model.load_weights(path)
+        load_weights(module, model, path)
     # Keras, HDF5 and zipfile raise many kinds of exceptions for a file that does not fit.
     except Exception as error:
         raise BadInputError(

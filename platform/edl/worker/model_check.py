@@ -170,10 +170,11 @@ class _JobCheck:
     def _check_export(self, model: Any) -> None:
         """Refuse and warn now of what the export would refuse and warn of when training is over."""
         if self._spec.export:
-            from edl.keras.model_building import refuse_unexportable_inputs
+            from edl.keras.model_building import make_serving_model, refuse_unexportable_inputs
             from edl.keras.model_export import warn_about_keras_file
             from edl.keras.user_code import user_code
 
+            model = make_serving_model(self.module, model)
             with user_code(self.module.zoo, "export of the model"):
                 warn_about_keras_file(model)
             refuse_unexportable_inputs(model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -20,6 +21,8 @@ from support.databases import (
     start_mariadb,
     start_postgres,
 )
+
+from edl.sql_jobs.model_inputs import WIDE_INPUTS
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(900)]
 
@@ -96,6 +99,29 @@ def test_a_number_with_nulls_and_odd_names_is_predicted(demo: Path) -> None:
     )  # fmt: skip
     assert "r2" in said
     assert said.rstrip().endswith("n\n999")
+
+
+@pytest.mark.repetition
+def test_a_wide_table_trains_on_matrices_and_is_evaluated_predicted_and_explained(tmp_path: Path) -> None:
+    numbers = ", ".join(f"(n * {at + 7}) % 101 + 0.5 AS c{at}" for at in range(WIDE_INPUTS))
+    query = (
+        "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r WHERE n < 400) "
+        f"SELECT {numbers}, CASE n % 5 WHEN 0 THEN 'x' ELSE 'y' END AS kind, (n * 7) % 101 > 50 AS y FROM r"
+    )
+    sqlite3.connect(tmp_path / "edl-demo.db").close()
+    statements = (
+        f"{query} TO TRAIN linear WITH train.epochs=30 LABEL y INTO m; {query} TO EVALUATE m INTO scores; "
+        f"{query} TO PREDICT guessed.guess USING m; SELECT avg(guess = y) AS agreed FROM guessed; "
+        f"{query} TO EXPLAIN m INTO matters; SELECT accuracy FROM scores; "
+        'SELECT "column" FROM matters ORDER BY importance DESC LIMIT 1'
+    )
+    said = edl(tmp_path, "sql", "-", text=statements)
+    model = tmp_path / "models" / "m" / "1"
+    assert {each["matrix"] for each in json.loads((model / "model.json").read_text())["inputs"]} == {"numbers", "texts"}
+    agreed, accuracy = (float(found) for found in re.findall(r"^(?:agreed|accuracy)\n([\d.]+)", said, re.MULTILINE))
+    assert agreed == pytest.approx(accuracy, abs=2e-4)
+    assert agreed > 0.75
+    assert said.rstrip().splitlines()[-1] == "c0"
 
 
 @pytest.mark.thorough

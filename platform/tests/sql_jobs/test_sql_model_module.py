@@ -7,7 +7,7 @@ import importlib.util
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,8 +21,8 @@ from edl.cli.sql_output import plan_lines
 from edl.sql_jobs.column_overrides import override_columns
 from edl.sql_jobs.column_plan import ColumnFacts, ColumnPlan, plan_columns
 from edl.sql_jobs.job_settings import ESTIMATORS, choose_estimator, choose_settings, dump_job, job_document
-from edl.sql_jobs.model_inputs import ModelInputs, choose_inputs, plain_name
-from edl.sql_jobs.model_module import write_module
+from edl.sql_jobs.model_inputs import WIDE_INPUTS, ModelInputs, choose_inputs, plain_name
+from edl.sql_jobs.model_module import Optimizer, write_module
 from edl.sql_jobs.prepared_rows import PreparedRows, prepare_prediction, prepare_training
 from edl.sql_jobs.row_statistics import collect_facts
 from edl.sql_jobs.statement_parser import parse_statements
@@ -168,6 +168,68 @@ def test_columns_may_be_called_like_layers_of_keras(tmp_path: Path, estimator: s
     assert len(set(layers)) == len(layers)
 
 
+def make_wide_columns() -> dict[str, Any]:
+    """The columns of the other tests, and numbers, times and texts of which a model would have too many inputs."""
+    rng = np.random.default_rng(1)
+    numbers: dict[str, Any] = {f"n {at}": rng.normal(at, 1 + at, ROWS) for at in range(WIDE_INPUTS)}
+    numbers["n 7"] = [None if at % 3 == 0 else float(at) for at in range(ROWS)]
+    again = {f"{name} 2": values for name, values in make_columns().items() if name in ("hired", "town", "happy")}
+    return numbers | again | make_columns()
+
+
+@pytest.mark.tensorflow
+@pytest.mark.filterwarnings("ignore:__array__ implementation")  # of h5py, in Keras' own save
+@pytest.mark.parametrize(
+    ("clauses", "outputs"),
+    [
+        ("LABEL binary", 1),
+        (f"TO TRAIN dnn {EVERYTHING} LABEL several", 3),
+        ("TO TRAIN wide_and_deep COLUMN größe, town FOR deep COLUMN CROSS([town, street], 9) FOR wide LABEL number", 1),
+        ("TO TRAIN linear LABEL binary", 1),
+        ("TO TRAIN deepfm LABEL number", 1),
+    ],
+)
+@pytest.mark.first_cases(2)
+def test_a_wide_table_trains_on_matrices_and_its_export_takes_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clauses: str, outputs: int
+) -> None:
+    """The exported model computes what a model with an input for each column computes."""
+    import keras
+    import tensorflow as tf
+
+    pq.write_table(pa.table(make_wide_columns()), tmp_path / "rows.parquet")
+    # What FOR leaves out is no input.
+    monkeypatch.setattr("edl.sql_jobs.model_inputs.WIDE_INPUTS", 3 if "FOR" in clauses else WIDE_INPUTS)
+    written = write(tmp_path, clauses)
+    ast.parse(written.files["model.py"])
+    module = load(written)
+    keras.utils.set_random_seed(0)
+    model = module.custom_model()
+    table = pq.read_table(tmp_path / "data" / "training")
+    matrices = {name: tf.constant(table[name].to_pylist()) for name in table.column_names[:-1]}
+    assert [each.name for each in model.inputs] == sorted(matrices) == ["numbers", "texts"]
+    served = module.serving_model(model)
+    assert {each.name for each in served.inputs} == {each.name for each in written.inputs.inputs}
+    columns = {
+        name: matrices[matrix][:, at : at + 1]
+        for matrix, names in written.inputs.matrices().items()
+        for at, name in enumerate(names)
+    }
+    expected = model(matrices).numpy()
+    assert expected.shape == (table.num_rows, outputs)
+    np.testing.assert_allclose(served(columns).numpy(), expected, rtol=1e-5, atol=1e-6)
+    served.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras", compile=False)
+    np.testing.assert_allclose(again(columns).numpy(), expected, rtol=1e-5, atol=1e-6)
+    # The same plan with an input for each column has the same weights, and computes the same.
+    estimator = "dnn" if "TO TRAIN" not in clauses else clauses.split()[2]
+    files = write_module(written.plan, written.inputs.one_by_one(), estimator, Optimizer("Adam", {}), 1, "")
+    (tmp_path / "model.py").write_text(files["model.py"], encoding="utf-8")
+    narrow = load(written).custom_model()
+    narrow.set_weights(model.get_weights())
+    np.testing.assert_allclose(narrow(columns).numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_the_module_is_python_without_what_it_does_not_need(tmp_path: Path) -> None:
     written = write(tmp_path, "TO TRAIN linear COLUMN town FOR deep LABEL binary")
     text = written.files["model.py"]
@@ -215,7 +277,9 @@ def test_thousands_of_columns_are_planned_written_and_printed_in_seconds() -> No
     assert time.process_time() - began < 5
     assert text.count("layers.Normalization") == 1
     assert len(lines) < 60
-    assert "warning: 5,000 columns" in lines[-2]
+    assert not [line for line in lines if "warning" in line]
+    # Each column has a vector of its own here.
+    assert "warning: 5,000 columns" in plan_lines(plan, replace(settings, estimator="deepfm"), PreparedRows(8, 2))[-2]
 
 
 # --------------------------------------------------------------------------------------------------
