@@ -101,7 +101,7 @@ def run_chaos(folder: Path, *, seed: int, mode: str, seconds: float, workers: in
     job = CountingJob.make(
         folder, mode, steps=max(800, int(seconds * workers / step_seconds)), step_seconds=step_seconds, workers=workers
     )
-    with job.job_folder.run() as run:
+    with job.job_folder.run(started=True) as run:
         run.wait_step(1)
         sent = send_faults(run, schedule(seed, seconds), seconds)
         under_fault = run.status().get("step", 0)

@@ -190,7 +190,7 @@ class LinearJob:
         return int(self.spec["workers"]["max"])
 
     def start(self, *options: str) -> JobProcess:
-        return self.job_folder.run(*options)
+        return self.job_folder.run(*options, started=True)
 
     def hurry(self) -> None:
         """The test has what it waited for: train the rest as fast as it goes."""

@@ -80,7 +80,8 @@ def slow() -> Iterator[None]:
 def start(name: str, *fields: str, options: Sequence[str] = ()) -> JobProcess:
     """Start a run."""
     every = ("export=null", f"name={name}", *fields)
-    return JobProcess(PLACE / "job.yaml", *(word for field in every for word in ("--set", field)), *options, cwd=PLACE)
+    settings = (word for field in every for word in ("--set", field))
+    return JobProcess(PLACE / "job.yaml", *settings, *options, cwd=PLACE, started=True)
 
 
 def runs() -> None:

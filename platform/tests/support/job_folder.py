@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from support.job_process import JobProcess
+from support.job_process import STARTED, JobProcess
 
 from edl.data.recordio.writer import Writer
 from edl.data.tf_example import serialize_example
@@ -69,8 +69,8 @@ class JobFolder:
     def file(self) -> Path:
         return self.folder / f"{self.name}.json"
 
-    def run(self, *options: str) -> JobProcess:
-        return JobProcess(self.file, *options, cwd=self.folder)
+    def run(self, *options: str, started: bool = STARTED) -> JobProcess:
+        return JobProcess(self.file, *options, cwd=self.folder, started=started)
 
     def evaluate(self, *options: str) -> JobProcess:
         return JobProcess(self.file, *options, cwd=self.folder, command="evaluate")

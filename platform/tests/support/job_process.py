@@ -19,6 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from support import fork_server
+
 from edl.ops.fault_injection import RolePids, is_alive
 
 Line = Mapping[str, Any]
@@ -26,6 +28,9 @@ Line = Mapping[str, Any]
 POLL_SECONDS = 0.01
 START_SECONDS = 90.0
 """How long a condition may take by default: TensorFlow's import on a busy machine, several times over."""
+
+
+STARTED = os.environ.get("EDL_TEST_THOROUGH") == "1"
 
 
 class JobStuckError(AssertionError):
@@ -40,11 +45,13 @@ class JobProcess:
         options: further arguments of ``edl run``.
         cwd: where it is called: ``./.edl`` is below it.
         command: ``run``, ``evaluate`` or ``predict``.
+        started: its processes are started by the system, instead of forked by `support.fork_server`; by default in
+            `make third` and `make test-all`.
     """
 
-    def __init__(self, job: Path, *options: str, cwd: Path, command: str = "run") -> None:
-        self._arguments = [str(Path(sys.executable).with_name("edl")), command, str(job), "--json", *options]
-        self._cwd = cwd
+    def __init__(self, job: Path, *options: str, cwd: Path, command: str = "run", started: bool = STARTED) -> None:
+        self._arguments = [command, str(job), "--json", *options]
+        self._cwd, self._started = cwd, started
         self._changed = threading.Condition()
         self._errors: list[str] = []
         self.lines: list[Line] = []
@@ -53,15 +60,19 @@ class JobProcess:
 
     def __enter__(self) -> Self:
         self.began = time.time()
-        self.process = subprocess.Popen(
-            self._arguments,
-            cwd=self._cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # Ctrl-C is a signal for the whole group, which must not be that of the tests
-        )
+        self.process: subprocess.Popen[str] | fork_server.Popen
+        if self._started:
+            self.process = subprocess.Popen(
+                [str(Path(sys.executable).with_name("edl")), *self._arguments],
+                cwd=self._cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,  # Ctrl-C is a signal for the whole group, which must not be that of the tests
+            )
+        else:
+            self.process = fork_server.Popen(self._arguments, self._cwd)
         self._readers = [
             threading.Thread(target=self._read, args=(self.process.stdout, self._line), daemon=True),
             threading.Thread(target=self._read, args=(self.process.stderr, self._errors.append), daemon=True),
@@ -258,5 +269,7 @@ def _training(status: Line) -> dict[int, int]:
 
 def edl(*arguments: str, cwd: Path, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
     """Run a short ``edl`` command to its end."""
+    if not STARTED:
+        return fork_server.run(arguments, cwd, timeout)
     program: Sequence[str] = [str(Path(sys.executable).with_name("edl")), *arguments]
     return subprocess.run(program, cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False)
