@@ -11,7 +11,7 @@ import typer
 
 from edl.api.errors import BadInputError
 from edl.cli.options import ContextOption, NamespaceOption, YesOption
-from edl.jobfile.database_address import DATABASE_VARIABLE, ENVIRONMENT_SCHEME, address_to_store
+from edl.jobfile.database_address import DATABASE_VARIABLE, address_to_store
 
 if TYPE_CHECKING:
     from edl.sql_jobs.statements import Statement
@@ -55,7 +55,7 @@ def sql(
         typer.Option(metavar="SECONDS", min=0.001, help="End a query that takes longer; without, none is."),
     ] = None,
     submit: Annotated[
-        bool, typer.Option("--submit", help="Run the statement as a job on a cluster: TO TRAIN, EVALUATE or PREDICT.")
+        bool, typer.Option("--submit", help="Run the statements as jobs on a cluster, and SHOW and DROP its models.")
     ] = False,
     job_file: Annotated[
         Path | None,
@@ -95,7 +95,7 @@ def sql(
         import edl.sql_jobs.statement_runner  # noqa: F401
     except ImportError as error:
         raise BadInputError(f"edl sql needs the package {error.name}", hint=_EXTRA_HINT) from error
-    from edl.cli.sql_submission import SubmissionTarget, submit_statements
+    from edl.cli.sql_submission import StatementSubmitter, SubmissionTarget, cluster_dialect
     from edl.sql_jobs.demo_table import DEMO_DATABASE, DEMO_FILE, DEMO_STATEMENT, make_demo
     from edl.sql_jobs.statement_parser import parse_with_texts
     from edl.sql_jobs.statement_runner import dialect_of
@@ -114,44 +114,40 @@ def sql(
     target = SubmissionTarget(job_file, tuple(settings or ()), database_secret, context, namespace, yes, watch, dry_run)
     if target != SubmissionTarget() and not submit:
         raise BadInputError("belong to a cluster", where="options of the job", hint="add --submit, or leave them out")
-    if statements is None and _is_terminal() and not submit:
+    if submit and export is not None:
+        raise BadInputError("is for a training on this machine", where="--export", hint="leave out --submit")
+    dialect = cluster_dialect(database) if submit else dialect_of(database)
+
+    def run(parsed: list[tuple[Statement, str]]) -> int:
+        if submit:
+            return StatementSubmitter(database, target, models, replace, query_timeout).submit(parsed)
+        _run_all(parsed, database, models, export=export, replaces=replace, query_seconds=query_timeout)
+        return 0
+
+    if statements is None and _is_terminal():
         from edl.cli.sql_prompt import open_prompt
+        from edl.sql_jobs.model_registry import ModelRegistry
 
         _check_export(export, [])
-        dialect = dialect_of(database)
 
-        def run(text: str) -> None:
-            _run_all(
-                parse_with_texts(text, dialect), database, models,
-                export=None, replaces=replace, query_seconds=query_timeout,
-            )  # fmt: skip
+        def list_models() -> list[str]:
+            # Those of a volume would need a pod at each completion.
+            return [] if submit else [each.name for each in ModelRegistry(models).list_models()]
 
-        open_prompt(run, database, models, dialect)
+        open_prompt(lambda text: run(parse_with_texts(text, dialect)), database, list_models, dialect)
         return
     if statements is None:
         raise BadInputError("are missing", where="the statements", hint='write edl sql "SHOW MODELS", or - or a file')
-    parsed = parse_with_texts(_read_statements(statements), _dialect(database, submit=submit))
+    parsed = parse_with_texts(_read_statements(statements), dialect)
     if not parsed:
         raise BadInputError("has no statement", where=statements if statements.endswith(".sql") else "the text")
     _check_export(export, [statement for statement, _ in parsed])
-    if submit:
-        if export is not None:
-            raise BadInputError("is for a training on this machine", where="--export", hint="leave out --submit")
-        submit_statements(parsed, database, target, models=models, replaces=replace, query_seconds=query_timeout)
-    _run_all(parsed, database, models, export=export, replaces=replace, query_seconds=query_timeout)
+    if code := run(parsed):
+        raise typer.Exit(code)
 
 
 def _is_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
-
-
-def _dialect(database: str | None, *, submit: bool) -> str | None:
-    """The dialect of a database. A cluster may know the address that a variable has, and this machine not."""
-    from edl.sql_jobs.statement_runner import dialect_of
-
-    scheme, _, variable = (database or "").partition("://")
-    is_unknown = submit and scheme == ENVIRONMENT_SCHEME and variable not in os.environ
-    return None if is_unknown else dialect_of(database)
 
 
 def _read_statements(given: str) -> str:

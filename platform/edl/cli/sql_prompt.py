@@ -16,7 +16,6 @@ from sqlglot.tokenizer_core import TokenType
 from edl.api.errors import BadInputError, EdlError
 from edl.sql_jobs.database_names import DatabaseNames
 from edl.sql_jobs.job_settings import ESTIMATORS
-from edl.sql_jobs.model_registry import ModelRegistry
 from edl.sql_jobs.statement_parser import COLUMN_FUNCTIONS, TASKS
 
 HISTORY = Path("~/.edl/sql_history")
@@ -88,7 +87,7 @@ def _quoted(name: str) -> str:
 def open_prompt(
     run: Callable[[str], object],
     database: str | None,
-    models: Path | None,
+    models: Callable[[], Sequence[str]],
     dialect: str | None,
     **streams: Any,
 ) -> None:
@@ -97,7 +96,7 @@ def open_prompt(
     Args:
         run: runs the statements of a text.
         database: its address.
-        models: folder of the registry.
+        models: names of the models.
         dialect: of the database, by sqlglot's name.
         streams: ``input`` and ``output`` of prompt_toolkit, in tests.
 
@@ -105,7 +104,7 @@ def open_prompt(
         BadInputError: prompt_toolkit is not installed.
     """
     names = DatabaseNames(database)
-    ask = _make_session(names, ModelRegistry(models), dialect, streams)
+    ask = _make_session(names, models, dialect, streams)
     print("Statements end with a semicolon; Tab completes, exit or Ctrl-D leaves.")
     while True:
         try:
@@ -128,7 +127,7 @@ def open_prompt(
 
 
 def _make_session(
-    names: DatabaseNames, registry: ModelRegistry, dialect: str | None, streams: dict[str, Any]
+    names: DatabaseNames, models: Callable[[], Sequence[str]], dialect: str | None, streams: dict[str, Any]
 ) -> Callable[[], str]:
     try:
         from prompt_toolkit import PromptSession
@@ -141,9 +140,7 @@ def _make_session(
 
     class NameCompleter(Completer):  # type: ignore[misc]
         def get_completions(self, document: Any, complete_event: Any) -> Iterator[Any]:
-            known = find_completions(
-                document.text_before_cursor, names, lambda: [each.name for each in registry.list_models()]
-            )
+            known = find_completions(document.text_before_cursor, names, models)
             for candidate, length in known:
                 yield Completion(candidate, start_position=-length)
 

@@ -2,48 +2,61 @@
 
 from __future__ import annotations
 
-import hashlib
+import io
 import json
 import os
 import posixpath
 import shlex
-import sqlite3
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import typer
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from edl.api.errors import BadInputError, EdlError
+from edl.api.errors import BadInputError, EdlError, JobFailedError
 from edl.api.job_spec import JobSpec
 from edl.cli.options import connect_api
+from edl.cli.sql_volume import VolumeUpload, fetch_result, place_database, place_module, run_on_models, upload
 from edl.cli.submission_plan import make_reporter
 from edl.cli.submission_workflow import SubmitOptions, plan_and_submit
 from edl.cluster.kubernetes.spec_validation import find_submission_problems
-from edl.jobfile.database_address import SERVER_SCHEMES, database_file, has_password, with_database_file
+from edl.jobfile.database_address import (
+    DATABASE_VARIABLE,
+    ENVIRONMENT_SCHEME,
+    SERVER_SCHEMES,
+    address_to_store,
+    has_password,
+)
 from edl.jobfile.loader import load_job_file
-from edl.jobfile.path_resolution import find_volume
 from edl.sql_jobs.cluster_job import (
     FOLDER,
     ClusterOptions,
-    DatabaseCopy,
     cluster_job,
-    copy_target,
+    find_module,
     lies_on_volume,
     require_job,
 )
-from edl.sql_jobs.statements import ShowModelsStatement, ShowTrainStatement
+from edl.sql_jobs.statement_parser import parse_with_texts
+from edl.sql_jobs.statement_runner import Result, dialect_of
+from edl.sql_jobs.statements import (
+    DropModelStatement,
+    ExplainStatement,
+    JobStatement,
+    ShowModelsStatement,
+    ShowTrainStatement,
+    Statement,
+)
 
 if TYPE_CHECKING:
-    from edl.cluster.kubernetes.api_client import KubeClient
-    from edl.sql_jobs.statements import Statement
+    import pandas as pd
 
-_SHOWN = (ShowModelsStatement, ShowTrainStatement)
+_OF_MODELS = (ShowModelsStatement, ShowTrainStatement, DropModelStatement)
+_LAST_LINES = 5
 _PASSWORD_VARIABLE = "EDL_DATABASE_PASSWORD"  # noqa: S105  its name
 _CREDENTIALS_HINT = (
     "make a Secret with the keys EDL_DATABASE_USER and EDL_DATABASE_PASSWORD (or EDL_DATABASE, the whole address, for "
@@ -57,6 +70,11 @@ class StatementSubmission(SubmitOptions):
     """The options of a statement; its job file is made of the statement."""
 
     again: str = ""
+
+    @property
+    def replaces_ended(self) -> bool:
+        """What came out of an ended job is on the volume."""
+        return True
 
     def resume_command(self) -> str:
         """A statement has no run to continue: it is submitted again."""
@@ -84,42 +102,182 @@ class SubmissionTarget:
     dry_run: bool = False
 
 
-def submit_statements(
-    parsed: Sequence[tuple[Statement, str]],
-    database: str | None,
-    target: SubmissionTarget,
-    *,
-    models: Path | None,
-    replaces: bool,
-    query_seconds: float | None,
-) -> NoReturn:
-    """Submit statements one after the other; ends with the exit code of the command.
+def cluster_dialect(database: str | None) -> str | None:
+    """The dialect of a database. A cluster may know the address that a variable has, and this machine not."""
+    scheme, _, variable = (database or "").partition("://")
+    return None if scheme == ENVIRONMENT_SCHEME and variable not in os.environ else dialect_of(database)
+
+
+@dataclass
+class StatementSubmitter:
+    """Runs statements on a cluster.
+
+    Attributes:
+        database: its address; None: only statements that need none can run.
+        target: the cluster.
+        models: folder of models on a volume; None: that of the first volume.
+        replaces: a model that exists gets a new version, and a table that exists is replaced.
+        query_seconds: what a query may take in the database; None: no limit.
+        fetches_results: the result of each statement is fetched from the volume.
+        result: of the last statement, if it was fetched.
+        batches: rows with predictions of the last statement.
+    """
+
+    database: str | None
+    target: SubmissionTarget
+    models: Path | None = None
+    replaces: bool = False
+    query_seconds: float | None = None
+    fetches_results: bool = False
+    result: Result | None = None
+    batches: list[Any] = field(default_factory=list)
+
+    def submit(self, parsed: Sequence[tuple[Statement, str]]) -> int:
+        """Submit statements one after the other, until one fails; returns the exit code of the command.
+
+        Raises:
+            EdlError: one cannot be submitted; if its job was planned, this was reported.
+        """
+        target = self.target
+        if len(parsed) > 1 and not target.watches_job:
+            raise BadInputError(
+                f"is for one statement, and there are {len(parsed)}", where="--detach", hint="the next one waits for it"
+            )
+        jobs = [require_job(statement) for statement, _ in parsed if not isinstance(statement, _OF_MODELS)]
+        if jobs and self.database is None:
+            raise BadInputError("is missing", where="--database", hint="give --database or set EDL_DATABASE")
+        if jobs:
+            _check_credentials(self.database or "", target.secret)
+        base = _read_base(target.job_file)
+        for statement, text in parsed:
+            with tempfile.TemporaryDirectory(prefix="edl-sql-") as folder:
+                if isinstance(statement, _OF_MODELS):
+                    self._run_on_models(statement, text, base, Path(folder))
+                    continue
+                code = self._submit(require_job(statement), text, base, Path(folder))
+            if code:
+                return code
+        return 0
+
+    def _submit(self, statement: JobStatement, text: str, base: dict[str, Any], folder: Path) -> int:
+        target, database = self.target, self.database or ""
+        options = ClusterOptions(
+            database, base, target.settings, target.secret, None, self.replaces, self.query_seconds
+        )
+        spec = _require_volume(_load(cluster_job(statement, text, options, "/"), target, folder, checked=False))
+        address, database_copy = place_database(database, spec, folder)
+        modules, module_copy = place_module(find_module(statement), spec)
+        options = replace(options, database=address, models=_models_folder(self.models, spec), modules=modules)
+        spec = _load(cluster_job(statement, text, options, spec.volumes[0].mount), target, folder)
+        uploads = [each for each in (database_copy, module_copy) if each is not None]
+        if target.dry_run:
+            _print_manifests(spec, target, uploads)
+            return 0
+        reporter = make_reporter(as_json=False)
+        # The default of a command line is the same statement again.
+        submission = StatementSubmission(
+            folder / "job.json",
+            (),
+            None,
+            target.context,
+            target.namespace,
+            skips_confirmation=target.skips_confirmation,
+            watches_job=target.watches_job,
+            again=f"edl sql --submit {shlex.quote(text)}",
+        )
+        try:
+            code = plan_and_submit(
+                spec,
+                submission,
+                reporter,
+                dry_run=False,
+                before_creation=lambda api: upload(api, spec, uploads),
+            )
+        except EdlError as error:
+            reporter.report_failure(error)
+            raise
+        if code or not target.watches_job:
+            return code
+        if self.fetches_results or isinstance(statement, ExplainStatement):
+            self._fetch(spec, statement, folder)
+        if database_copy is not None and spec.task != "train":
+            place = f"{database_copy.copy.claim}:{database_copy.copy.claim_path}"
+            reporter.report_note(f"Its database is a copy: edl data cp {place} FILE brings it back.")
+        return code
+
+    def _fetch(self, spec: JobSpec, statement: JobStatement, folder: Path) -> None:
+        from edl.cli.sql_output import print_result
+        from edl.ops.job_view import find_job
+
+        api = connect_api(self.target.context, self.target.namespace)
+        status = find_job(api, spec.name).status
+        if status is None:
+            raise JobFailedError("its master published no status", where=spec.name, hint=f"edl why {spec.name}")
+        self.result, self.batches = fetch_result(api, spec, status.run_dir, statement, folder)
+        if isinstance(statement, ExplainStatement):
+            print_result(self.result)
+
+    def _run_on_models(self, statement: Statement, text: str, base: dict[str, Any], folder: Path) -> None:
+        from edl.cli.sql_output import print_result
+
+        target = self.target
+        if target.dry_run:
+            raise BadInputError("is for statements that are jobs", where="--dry-run", hint="leave it out")
+        document = {"name": "edl-sql", **base, "model": {"definition": "model.custom_model"}, "data": {"training": "/"}}
+        spec = _require_volume(_load(document, target, folder, checked=False))
+        place = _models_folder(self.models, spec) or posixpath.join(spec.volumes[0].mount, FOLDER, "models")
+        api = connect_api(target.context, target.namespace)
+        self.result, self.batches = run_on_models(api, spec, place, statement, text, folder), []
+        print_result(self.result)
+
+
+def submit_quietly(submitter: StatementSubmitter, parsed: Sequence[tuple[Statement, str]]) -> None:
+    """Submit statements, and print nothing.
 
     Raises:
-        EdlError: one cannot be submitted; this was reported.
+        EdlError: one cannot be submitted, or its job failed; the message has the last lines of what was said.
     """
-    if len(parsed) > 1 and not target.watches_job:
-        raise BadInputError(
-            f"is for one statement, and there are {len(parsed)}", where="--detach", hint="the next one waits for it"
-        )
-    jobs = [statement for statement, _ in parsed if not isinstance(statement, _SHOWN)]
-    for each in jobs:
-        require_job(each)  # before the first one runs
-    if jobs and database is None:
-        raise BadInputError("is missing", where="--database", hint="give --database or set EDL_DATABASE")
-    if jobs:
-        _check_credentials(database or "", target.secret)
-    base = _read_base(target.job_file)
-    options = ClusterOptions(database or "", base, target.settings, target.secret, None, replaces, query_seconds)
-    for statement, text in parsed:
-        with tempfile.TemporaryDirectory(prefix="edl-sql-") as folder:
-            if isinstance(statement, _SHOWN):
-                _show_models(statement, text, base, target, models, Path(folder))
-                continue
-            code = _submit(statement, text, options, target, models, Path(folder))
-        if code:
-            raise typer.Exit(code)
-    raise typer.Exit
+    said = io.StringIO()
+    with redirect_stdout(said), redirect_stderr(said):
+        code = submitter.submit(parsed)
+    if code:
+        lines = [line for line in said.getvalue().splitlines() if line.strip()]
+        raise JobFailedError("\n".join(lines[-_LAST_LINES:]) or f"it ended with exit code {code}", where="the job")
+
+
+def submit_to_frame(
+    statements: str,
+    database: str | None,
+    *,
+    replace: bool,
+    models: str | Path | None,
+    export: str | Path | None,
+    query_timeout: float | None,
+    job_file: str | Path | None,
+    settings: tuple[str, ...],
+    database_secret: str | None,
+    context: str | None,
+    namespace: str | None,
+) -> pd.DataFrame:
+    """What ``edl.sql`` does with ``submit``; its docstring has the arguments."""
+    from edl.sql_jobs.data_frames import require_pandas, result_frame
+
+    require_pandas()
+    if export is not None:
+        raise BadInputError("is for a training on this machine", where="export", hint="leave out submit")
+    database = address_to_store(database or os.environ.get(DATABASE_VARIABLE))
+    parsed = parse_with_texts(statements, cluster_dialect(database))
+    if not parsed:
+        raise BadInputError("has no statement", where="the text", hint='write edl.sql("SHOW MODELS", submit=True)')
+    target = SubmissionTarget(
+        None if job_file is None else Path(job_file), settings, database_secret, context, namespace,
+        skips_confirmation=True,
+    )  # fmt: skip
+    folder = None if models is None else Path(models)
+    submitter = StatementSubmitter(database, target, folder, replace, query_timeout, fetches_results=True)
+    submit_quietly(submitter, parsed)
+    assert submitter.result is not None
+    return result_frame(submitter.result, submitter.batches)
 
 
 def _check_credentials(database: str, secret: str | None) -> None:
@@ -146,50 +304,6 @@ def _read_base(file: Path | None) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise BadInputError("must be a mapping of fields of a job file", where=str(file), hint="such as image: NAME")
     return content
-
-
-def _submit(
-    statement: Statement,
-    text: str,
-    options: ClusterOptions,
-    target: SubmissionTarget,
-    models: Path | None,
-    folder: Path,
-) -> int:
-    spec = _require_volume(_load(cluster_job(statement, text, options, "/"), target, folder, checked=False))
-    mount = spec.volumes[0].mount
-    options = replace(options, models=_models_folder(models, spec))
-    with _database_on_volume(options.database, spec, folder) as (address, file, copy):
-        spec = _load(cluster_job(statement, text, replace(options, database=address), mount), target, folder)
-        if target.dry_run:
-            _print_manifests(spec, target, file, copy)
-            return 0
-        reporter = make_reporter(as_json=False)
-        # The default of a command line is the same statement again.
-        submission = StatementSubmission(
-            folder / "job.json",
-            (),
-            None,
-            target.context,
-            target.namespace,
-            skips_confirmation=target.skips_confirmation,
-            watches_job=target.watches_job,
-            again=f"edl sql --submit {shlex.quote(text)}",
-        )
-        try:
-            code = plan_and_submit(
-                spec,
-                submission,
-                reporter,
-                dry_run=False,
-                before_creation=lambda api: _copy_database(api, spec, file, copy),
-            )
-        except EdlError as error:
-            reporter.report_failure(error)
-            raise
-    if code == 0 and target.watches_job and copy is not None and spec.task != "train":
-        reporter.report_note(f"Its database is a copy: edl data cp {copy.claim}:{copy.claim_path} FILE brings it back.")
-    return code
 
 
 def _require_volume(spec: JobSpec) -> JobSpec:
@@ -220,146 +334,11 @@ def _models_folder(models: Path | None, spec: JobSpec) -> str | None:
     )
 
 
-@contextmanager
-def _database_on_volume(
-    database: str, spec: JobSpec, folder: Path
-) -> Iterator[tuple[str, Path | None, DatabaseCopy | None]]:
-    """The address as pods see it; of a file of this machine also a copy of it, and where that goes."""
-    path = database_file(database)
-    if path is None:
-        yield database, None, None
-        return
-    if lies_on_volume(path, spec.volumes) and not Path(path).exists():
-        yield database, None, None
-        return
-    if not Path(path).is_file():
-        mounts = ", ".join(volume.mount for volume in spec.volumes)
-        raise BadInputError(
-            f"the file {path} is neither on this machine nor in a volume of the job",
-            where="--database",
-            hint=f"name a file that is there, or a path below {mounts}",
-        )
-    file = _snapshot_file(Path(path), folder, is_sqlite=database.lower().startswith("sqlite"))
-    with file.open("rb") as content:
-        digest = hashlib.file_digest(content, "sha256").hexdigest()
-    copy = copy_target(spec.volumes, Path(path).name, digest)
-    yield with_database_file(database, copy.pod_path), file, copy
-
-
-def _snapshot_file(path: Path, folder: Path, *, is_sqlite: bool) -> Path:
-    """A file with one state of the database, also while another program writes it."""
-    if not is_sqlite:
-        if Path(f"{path}.wal").exists():
-            raise BadInputError(
-                "another program has it open, or it has changes that are not in its file yet",
-                where=str(path),
-                hint="close it, or run CHECKPOINT in it",
-            )
-        return path
-    target = folder / path.name
-    try:
-        with (
-            closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as source,
-            closing(sqlite3.connect(target)) as copied,
-        ):
-            source.backup(copied)
-    except sqlite3.Error as error:
-        raise BadInputError(f"cannot be copied: {error}", where=str(path)) from error
-    return target
-
-
-def _copy_database(api: KubeClient, spec: JobSpec, file: Path | None, copy: DatabaseCopy | None) -> None:
-    """Copy the file of a database to the volume, unless it is there: it may have tables of predictions by now."""
-    from edl.ops.file_transfer import CopyItem, CopyPlan, VolumeSession, open_volume
-    from edl.ops.helper_pod import HelperPodSpec
-
-    if file is None or copy is None:
-        return
-    assert spec.image is not None
-    visit = HelperPodSpec(
-        copy.claim,
-        spec.image,
-        spec.security.run_as,
-        purpose="copies the database",
-        pull_secrets=spec.pod.image_pull_secrets,
-    )
-    plan = CopyPlan(
-        (CopyItem(file, copy.claim_path, file.stat().st_size),),
-        volume_directories=(posixpath.dirname(copy.claim_path),),
-    )
-
-    def transfer(session: VolumeSession) -> None:
-        if session.run_with_retries(lambda files: files.stat_path(copy.claim_path).kind) != "file":
-            session.copy_files(plan, upload=True)
-
-    with open_volume(api, visit) as session:
-        transfer(session)
-
-
-def _show_models(
-    statement: Statement,
-    text: str,
-    base: dict[str, Any],
-    target: SubmissionTarget,
-    models: Path | None,
-    folder: Path,
-) -> None:
-    """Print what ``SHOW`` asks about the models on the volume. Only their descriptions are fetched."""
-    from edl.cli.sql_output import print_result
-    from edl.ops.file_transfer import VolumeFiles, open_volume, plan_download
-    from edl.ops.helper_pod import HelperPodSpec
-    from edl.sql_jobs.model_registry import DESCRIPTION_FILE, ModelRegistry
-    from edl.sql_jobs.statement_runner import StatementRunner
-
-    if target.dry_run:
-        raise BadInputError("is for statements that are jobs", where="--dry-run", hint="leave it out")
-    document = {"name": "edl-sql", **base, "model": {"definition": "model.custom_model"}, "data": {"training": "/"}}
-    spec = _require_volume(_load(document, target, folder, checked=False))
-    place = _models_folder(models, spec) or posixpath.join(spec.volumes[0].mount, FOLDER, "models")
-    volume = find_volume(place, spec.volumes)
-    if volume is None or volume.claim is None or spec.image is None:
-        raise BadInputError(
-            "needs an image, and models on a claim: a pod reads them", where=text, hint="add them with --job-file"
-        )
-    path = posixpath.join("/", volume.sub_path or "", posixpath.relpath(place, volume.mount))
-
-    def list_descriptions(files: VolumeFiles) -> list[Any]:
-        if files.stat_path(path).kind == "missing":
-            return []
-        entries = files.list_entries(path, recursive=True)
-        # NAME/VERSION/model.json: not what is being written
-        return [each for each in entries if _is_description(each.path, DESCRIPTION_FILE)]
-
-    visit = HelperPodSpec(
-        volume.claim,
-        spec.image,
-        spec.security.run_as,
-        read_only=True,
-        purpose="reads the models",
-        pull_secrets=spec.pod.image_pull_secrets,
-    )
-    registry = folder / "models"
-    registry.mkdir()
-    with open_volume(connect_api(target.context, target.namespace), visit) as session:
-        found = session.run_with_retries(list_descriptions)
-        for each in found:
-            (registry / each.path).parent.mkdir(parents=True, exist_ok=True)
-        if found:
-            plan = plan_download(path, found, registry, is_file=False, into_directory=False)
-            session.copy_files(plan, upload=False)
-    print_result(StatementRunner(None, ModelRegistry(registry)).run(statement, text))
-
-
-def _is_description(path: str, name: str) -> bool:
-    parts = path.split("/")
-    return len(parts) == 3 and parts[1].isdecimal() and parts[2] == name and ".." not in parts
-
-
-def _print_manifests(spec: JobSpec, target: SubmissionTarget, file: Path | None, copy: DatabaseCopy | None) -> None:
+def _print_manifests(spec: JobSpec, target: SubmissionTarget, uploads: Sequence[VolumeUpload]) -> None:
     from edl.cli.render import manifests_yaml
     from edl.cluster.kubernetes.job_manifests import render_job
 
-    if file is not None and copy is not None:
-        typer.echo(f"# The file {file.name} would be copied to {copy.claim}:{copy.claim_path} first.")
+    for each in uploads:
+        typer.echo(f"# {each.what} would be copied to {each.copy.claim}:{each.copy.claim_path} first.")
     typer.echo("# No cluster was contacted. The token of the job is made when it is submitted.")
     typer.echo(manifests_yaml(render_job(spec, namespace=target.namespace, token="not shown")), nl=False)  # noqa: S106

@@ -6,7 +6,7 @@ import secrets
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +60,11 @@ class SubmitOptions:
             if self.resume_run is not None and self.from_checkpoint
             else self.resume_run
         )
+
+    @property
+    def replaces_ended(self) -> bool:
+        """Whether an ended job of the same name is removed."""
+        return self.resume_run is not None
 
     def followup_command(self, verb: str, job: str) -> str:
         """A command ``verb`` for the job, with the same cluster and namespace."""
@@ -126,6 +131,7 @@ def plan_and_submit(
     """
     api = connect_api(options.context, options.namespace)
     request = build_request(spec, namespace=api.namespace, token=new_job_token(), run=options.resumed_run)
+    request = replace(request, replaces_ended=options.replaces_ended)
     plan = plan_submission(api, spec, options, request)
     reporter.report_plan(plan)
     if dry_run:

@@ -110,6 +110,11 @@ class VolumeFiles:
         self._send_request("make", path)
         self._receive_answer()
 
+    def remove_tree(self, path: str) -> None:
+        """Remove a directory and all below it; it may be gone already."""
+        self._send_request("remove", path)
+        self._receive_answer()
+
     def upload_file(self, source: Path, path: str, on_moved: BytesMoved) -> int:
         """Copy a local file to the volume, unless an identical one exists; returns the bytes sent."""
         with translate_os_errors(source, "read"):

@@ -10,6 +10,8 @@ their answers:
     ``{"kind": file | directory | other | missing, "size", "sha256"}``.
 ``make`` path
     Creates a directory: ``{}``.
+``remove`` path
+    Removes a directory and all below it: ``{}``.
 ``receive`` path, size, sha256
     ``{"arrived": bytes}``, what is left from an earlier attempt; then data follows up to ``size``; then ``{}``, when
     the checksum was verified and the file is durable under its name.
@@ -22,12 +24,14 @@ An error has a frame of its own. After an error during ``receive`` this process 
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
+from uuid import uuid4
 
 from edl.api.errors import BadInputError, EdlError, StorageError
 from edl.storage.copy_protocol import (
@@ -96,6 +100,8 @@ class FileServer:
                 with translate_os_errors(path, "make the directory"):
                     path.mkdir(parents=True, exist_ok=True)
                 self._write_frame(encode_json_frame(REPLY_FRAME, {}))
+            case "remove":
+                self._remove_tree(path)
             case "receive":
                 self._receive_file(path, int(value["size"]), str(value["sha256"]))
             case "send":
@@ -130,6 +136,16 @@ class FileServer:
         if with_digest and answer["kind"] == "file":
             answer["sha256"] = file_sha256(path, self._send_keepalive)
         return answer
+
+    def _remove_tree(self, path: Path) -> None:
+        if path == self._root:
+            raise BadInputError("this is the whole volume, which is not removed", where=str(path))
+        with translate_os_errors(path, "remove"):
+            if path.exists():
+                # Gone under its name at once: nobody reads half of it.
+                gone = path.rename(path.with_name(f".{uuid4().hex}.removed"))
+                shutil.rmtree(gone)
+        self._write_frame(encode_json_frame(REPLY_FRAME, {}))
 
     def _receive_file(self, path: Path, size: int, sha256: str) -> None:
         with PartialUpload(path, size, sha256, self._send_keepalive) as partial:

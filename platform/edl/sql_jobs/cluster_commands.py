@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from edl.sql_jobs.model_registry import (
     read_description,
     write_description,
 )
+from edl.sql_jobs.permutation_importance import PermutedRows, importance_table, score_permutations
 from edl.sql_jobs.prediction_output import read_predictions
 from edl.sql_jobs.query_extraction import ExtractedRows
 from edl.sql_jobs.statement_folders import (
@@ -40,6 +41,7 @@ from edl.sql_jobs.statement_folders import (
     metrics_table,
     model_files,
     prepare_evaluate,
+    prepare_explain,
     prepare_predict,
     prepare_train,
     refuse_attributes,
@@ -50,7 +52,10 @@ from edl.sql_jobs.statement_folders import (
 from edl.sql_jobs.statement_parser import parse_with_texts
 from edl.sql_jobs.statement_runner import dialect_of
 from edl.sql_jobs.statements import (
+    Attribute,
     EvaluateStatement,
+    ExplainStatement,
+    JobStatement,
     ModelName,
     PredictStatement,
     Statement,
@@ -58,13 +63,17 @@ from edl.sql_jobs.statements import (
     TrainStatement,
 )
 from edl.sql_jobs.table_writer import count_rows
+from edl.sql_jobs.user_module import ZOO_SETTING
 from edl.storage.durable_files import follow_json_lines, translate_os_errors, write_json
 from edl.storage.run_directory import RunDirectory, write_run_spec
 from edl.storage.run_weights import OUTPUT_DIRECTORY
 
 FOLDER = "sql"
 """Of the run directory: what a statement becomes."""
-_REQUEST_FILE, _WRITING_FILE, _DONE_FILE = "request.json", "writing.json", "finished.json"
+DONE_FILE, PREDICTIONS_FILE = "finished.json", "predictions.parquet"
+"""What came out of a statement."""
+_REQUEST_FILE, _WRITING_FILE, _ROWS_FILE = "request.json", "writing.json", "rows.txt"
+_PERMUTED_FOLDER = "permuted"
 _PROGRESS_SECONDS = 5.0
 
 
@@ -115,7 +124,9 @@ def _prepare_folder(
     registry = ModelRegistry(Path(request.models))
     if isinstance(statement, TrainStatement):
         registry.check_new(statement.into, replace_model=request.replaces)
-        prepared = prepare_train(statement, text, _extract(request, statement, folder), request.database, folder)
+        statement = _with_copied_module(statement, request)
+        rows = _extract(request, statement, folder)
+        prepared = prepare_train(statement, text, rows, request.database, folder, query_seconds=request.query_seconds)
         write_description(prepared.model, folder / DESCRIPTION_FILE)
         _print(f"{prepared.counts.training:,} rows to train on, {prepared.counts.validation:,} for validation")
         for name, use, reason in prepared.model.plan:
@@ -129,11 +140,15 @@ def _prepare_folder(
             suggested["evaluation_steps"] = -(-suggested["evaluation_steps"] // submitted.workers.max)
         data = {part: [str(folder / "data" / part)] for part in ("training", "validation")}
         return {
-            "model": {"zoo": str(folder), "params": document["model"].get("params", {})},
+            "model": {
+                "zoo": str(folder),
+                "definition": document["model"]["definition"],
+                "params": document["model"].get("params", {}),
+            },
             "data": {**data, "schema": document["data"]["schema"]},
             "train": {**suggested, **train},
         }
-    assert isinstance(statement, EvaluateStatement | PredictStatement)
+    assert isinstance(statement, EvaluateStatement | PredictStatement | ExplainStatement)
     model = registry.find(statement.model)
     if isinstance(statement, PredictStatement):
         take_probabilities(statement, model)
@@ -145,15 +160,25 @@ def _prepare_folder(
     if isinstance(statement, PredictStatement):
         prepare_predict(statement, model, rows, folder)
     else:
-        prepare_evaluate(statement, model, rows, folder)
+        if isinstance(statement, EvaluateStatement):
+            prepare_evaluate(statement, model, rows, folder)
+        else:
+            prepare_explain(statement, model, rows, folder).save(folder / _PERMUTED_FOLDER)
         shutil.rmtree(folder / "rows")
     write_description(model, folder / DESCRIPTION_FILE)
-    return _stored_job(model, folder, "prediction" if isinstance(statement, PredictStatement) else "validation")
+    (folder / _ROWS_FILE).write_text(str(rows.rows), encoding="utf-8")
+    return _stored_job(model, folder, "validation" if isinstance(statement, EvaluateStatement) else "prediction")
 
 
-def _extract(
-    request: ClusterRequest, statement: TrainStatement | EvaluateStatement | PredictStatement, folder: Path
-) -> ExtractedRows:
+def _with_copied_module(statement: TrainStatement, request: ClusterRequest) -> TrainStatement:
+    """The statement with the module of the user that was copied to the volume, in place of that of their machine."""
+    if not request.modules:
+        return statement
+    zoo = Attribute(request.modules, statement.estimator_place or statement.into.place)
+    return replace(statement, estimator=request.definition, attributes={**statement.attributes, ZOO_SETTING: zoo})
+
+
+def _extract(request: ClusterRequest, statement: JobStatement, folder: Path) -> ExtractedRows:
     said = time.monotonic()
 
     def say(rows: int) -> None:
@@ -214,7 +239,7 @@ def finish(run: RunDirectory, summary: Mapping[str, Any]) -> None:
         EdlError: it cannot be written.
     """
     folder = run.path / FOLDER
-    done = folder / _DONE_FILE
+    done = folder / DONE_FILE
     if done.exists():
         return
     request = ClusterRequest.from_text((folder / _REQUEST_FILE).read_text(encoding="utf-8"))
@@ -224,15 +249,22 @@ def finish(run: RunDirectory, summary: Mapping[str, Any]) -> None:
         result = _register(model, statement, ModelRegistry(Path(request.models)), run, summary)
     elif isinstance(statement, PredictStatement):
         result = _write_predictions(request, statement, model, run)
+    elif isinstance(statement, ExplainStatement):
+        permuted = PermutedRows.load(folder / _PERMUTED_FOLDER)
+        importance = score_permutations(permuted, read_predictions(run.path / OUTPUT_DIRECTORY), model)
+        result = {"rows": permuted.rows, "importance": [astuple(each) for each in importance]}
+        if statement.into is not None:
+            _write_once(request, statement.into, importance_table(importance), folder, len(importance))
     else:
         assert isinstance(statement, EvaluateStatement)
-        result = {"metrics": dict(summary["metrics"])}
+        rows = int((folder / _ROWS_FILE).read_text(encoding="utf-8"))
+        result = {"metrics": dict(summary["metrics"]), "rows": rows}
         if statement.into is not None:
             _write_once(request, statement.into, metrics_table(summary["metrics"]), folder, 1)
     write_json(done, result, fsync=True)
     _print(f"finished: {json.dumps(result)}")
     # Rows of a database do not stay behind.
-    for name in ("rows", "data"):
+    for name in ("rows", "data", _PERMUTED_FOLDER):
         shutil.rmtree(folder / name, ignore_errors=True)
 
 
@@ -246,6 +278,7 @@ def _register(
     for version in registry.versions(model.name):
         found = registry.find(ModelName(model.name, version, statement.into.place))
         if (found.created, found.digest) == (model.created, model.digest):
+            write_description(found, run.path / FOLDER / DESCRIPTION_FILE)
             return {"model": model.name, "version": version}  # by a master that was lost right after
     events = follow_json_lines(run.events).poll()
     history = [(int(each["step"]), dict(each["metrics"])) for each in events if each.get("event") == "evaluation_ended"]
@@ -255,6 +288,8 @@ def _register(
     if not any(file.name == MODEL_FILE for file in files):
         raise BadInputError("the job exported no model", where=str(run.export), hint="leave export as it is")
     saved = registry.save(trained, files)
+    # For whoever asks for the result.
+    write_description(saved, run.path / FOLDER / DESCRIPTION_FILE)
     return {"model": saved.name, "version": saved.version}
 
 
@@ -263,7 +298,7 @@ def _write_predictions(
 ) -> dict[str, Any]:
     """Write rows with predictions as Parquet on the volume, and from there into the table."""
     folder = run.path / FOLDER
-    parquet = folder / "predictions.parquet"
+    parquet = folder / PREDICTIONS_FILE
     if not parquet.exists():
         files = sorted((folder / "rows").glob("*.parquet"))
         outputs = read_predictions(run.path / OUTPUT_DIRECTORY)

@@ -22,15 +22,15 @@ from edl.sql_jobs.job_settings import ESTIMATORS, choose_estimator, job_fields, 
 from edl.sql_jobs.statement_folders import refuse_attributes, take_probabilities
 from edl.sql_jobs.statement_parser import statement_error
 from edl.sql_jobs.statements import (
-    DropModelStatement,
     EvaluateStatement,
     ExplainStatement,
+    JobStatement,
     PredictStatement,
     QueryStatement,
-    ShowTrainStatement,
     Statement,
     TrainStatement,
 )
+from edl.sql_jobs.user_module import UserModule, find_user_module
 
 FOLDER = "edl-sql"
 """On the first volume: models, and copies of databases."""
@@ -39,6 +39,7 @@ CREDENTIALS = ("EDL_DATABASE", "EDL_DATABASE_USER", "EDL_DATABASE_PASSWORD")
 _COMMAND = ("python", "-P", "-m", "edl.sql_jobs.cluster_commands")
 _OF_THE_STATEMENT = ("model", "data", "task", "command", "export")
 _WORKERS = 2
+_VERBS = {EvaluateStatement: "evaluate", PredictStatement: "predict", ExplainStatement: "explain"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class ClusterOptions:
         models: folder of models on a volume; None: that of the first volume.
         replaces: a model that exists gets a new version, and a table that exists is replaced.
         query_seconds: what the query may take in the database; None: no limit.
+        modules: folder on a volume with the module of the user that the statement names.
     """
 
     database: str
@@ -62,13 +64,14 @@ class ClusterOptions:
     models: str | None = None
     replaces: bool = False
     query_seconds: float | None = None
+    modules: str = ""
 
 
 def cluster_job(statement: Statement, text: str, options: ClusterOptions, mount: str) -> dict[str, Any]:
     """The job file of a statement.
 
     Args:
-        statement: TO TRAIN, TO EVALUATE or TO PREDICT.
+        statement: TO TRAIN, TO EVALUATE, TO PREDICT or TO EXPLAIN.
         text: of the statement.
         options: of the submission.
         mount: where pods mount the first volume.
@@ -83,6 +86,7 @@ def cluster_job(statement: Statement, text: str, options: ClusterOptions, mount:
                 f"has the field {name}, which is the statement's", where="--job-file", hint=f"leave {name} out"
             )
     folder = posixpath.join(mount, FOLDER)
+    module = find_module(statement)
     request = ClusterRequest(
         text,
         options.database,
@@ -91,12 +95,14 @@ def cluster_job(statement: Statement, text: str, options: ClusterOptions, mount:
         options.query_seconds,
         options.settings,
         dict(options.base.get("train") or {}),
+        options.modules,
+        "" if module is None else module.definition,
     )
     document: dict[str, Any] = {
         "apiVersion": API_VERSION,
         "name": name_of(statement),
         # Until the rows are read, these paths only say where what they name will be.
-        "model": {"zoo": folder, "definition": "model.custom_model"},
+        "model": {"zoo": folder, "definition": "model.custom_model" if module is None else module.definition},
         "data": {},
         **options.base,
     }
@@ -108,7 +114,7 @@ def cluster_job(statement: Statement, text: str, options: ClusterOptions, mount:
         for name, value in job_fields(statement.attributes).items():
             set_field(document, name, value)
     else:
-        predicts = isinstance(statement, PredictStatement)
+        predicts = isinstance(statement, PredictStatement | ExplainStatement)
         document["task"] = "predict" if predicts else "evaluate"
         document["data"] = {"prediction" if predicts else "validation": posixpath.join(folder, "rows")}
         version = str(statement.model.version or "NEWEST")
@@ -122,40 +128,46 @@ def cluster_job(statement: Statement, text: str, options: ClusterOptions, mount:
     return document
 
 
-def require_job(statement: Statement) -> TrainStatement | EvaluateStatement | PredictStatement:
+def require_job(statement: Statement) -> JobStatement:
     """The statement, if a cluster can run it; what would fail there for its own reasons is refused now.
 
     Raises:
         BadInputError: it cannot.
     """
     if isinstance(statement, TrainStatement):
-        estimator, _ = choose_estimator(statement)
-        if estimator not in ESTIMATORS:
-            raise statement_error(
-                f"{statement.estimator} is a module of this machine, and trains here only",
-                statement.estimator_place or statement.into.place,
-                "leave out --submit; or --export, and edl submit with an image of edl zoo build",
-            )
+        choose_estimator(statement)
         return statement
     if isinstance(statement, PredictStatement):
         take_probabilities(statement)
         return statement
-    if isinstance(statement, EvaluateStatement):
+    if isinstance(statement, EvaluateStatement | ExplainStatement):
         refuse_attributes(statement.attributes)
         return statement
-    message, hint = "runs on this machine only", "leave out --submit"
-    if isinstance(statement, ExplainStatement | QueryStatement):
-        raise statement_error(message, statement.select.place, hint)
-    if isinstance(statement, ShowTrainStatement | DropModelStatement):
-        raise statement_error(message, statement.model.place, hint)
-    raise BadInputError(f"SHOW MODELS {message}", hint=hint)
+    if isinstance(statement, QueryStatement):
+        raise statement_error(
+            "a query makes no job, and runs on this machine only",
+            statement.select.place,
+            "leave out --submit; edl data cp brings a copy of a file of SQLite or DuckDB back",
+        )
+    raise BadInputError("SHOW and DROP MODEL make no job")
 
 
-def name_of(statement: TrainStatement | EvaluateStatement | PredictStatement) -> str:
+def find_module(statement: Statement) -> UserModule | None:
+    """The module of the user that a training names; None: it trains a model of EDL's.
+
+    Raises:
+        BadInputError: there is no such model.
+    """
+    if not isinstance(statement, TrainStatement) or choose_estimator(statement)[0] in ESTIMATORS:
+        return None
+    return find_user_module(statement, ESTIMATORS)
+
+
+def name_of(statement: JobStatement) -> str:
     """The job's name, by which one can tell a training from what uses its model."""
     if isinstance(statement, TrainStatement):
         return job_name(statement.into.name)
-    end = "-predict" if isinstance(statement, PredictStatement) else "-evaluate"
+    end = f"-{_VERBS[type(statement)]}"
     return job_name(statement.model.name)[: 40 - len(end)].rstrip("-") + end
 
 
@@ -168,17 +180,17 @@ def _credentials(secret: str | None) -> list[dict[str, Any]]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The file of an embedded database.
+# What is copied to a volume: the file of an embedded database, and modules.
 
 
 @dataclass(frozen=True, slots=True)
-class DatabaseCopy:
-    """Where the file of a database goes on a volume.
+class VolumeCopy:
+    """Where something of this machine goes on a volume.
 
     Attributes:
         claim: of the volume.
-        claim_path: of the file, from the top of the claim.
-        pod_path: of the file, as pods see it.
+        claim_path: of the file or the folder, from the top of the claim.
+        pod_path: of it, as pods see it.
     """
 
     claim: str
@@ -186,21 +198,29 @@ class DatabaseCopy:
     pod_path: str
 
 
-def copy_target(volumes: tuple[VolumeSpec, ...], name: str, digest: str) -> DatabaseCopy:
-    """Where a file of this machine is copied: a file with another content gets another folder.
+def copy_target(volumes: tuple[VolumeSpec, ...], what: str, name: str, digest: str, where: str) -> VolumeCopy:
+    """Where a file or a folder of this machine is copied: other content gets another folder.
+
+    Args:
+        volumes: of the job.
+        what: ``databases`` or ``modules``.
+        name: of the file; empty for a folder.
+        digest: of the content.
+        where: the option that names it, for messages.
 
     Raises:
         BadInputError: the first volume is no claim, to which files could be copied.
     """
     volume = volumes[0]
     if volume.claim is None:
+        hint = f"copy it yourself to a path below {volume.mount}, and name that path"
         raise BadInputError(
-            f"the file {name} is on this machine, and the first volume is no claim to which it could be copied",
-            where="--database",
-            hint=f"copy it yourself to a path below {volume.mount}, and name that path",
+            f"{name or what} of this machine cannot be copied: the first volume is no claim",
+            where=where,
+            hint=hint if name else "put a volume with a claim first",
         )
-    below = posixpath.join(FOLDER, "databases", digest[:12], name)
-    return DatabaseCopy(
+    below = posixpath.join(FOLDER, what, digest[:12], name).rstrip("/")
+    return VolumeCopy(
         volume.claim, posixpath.join("/", volume.sub_path or "", below), posixpath.join(volume.mount, below)
     )
 

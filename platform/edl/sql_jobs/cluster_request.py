@@ -22,6 +22,8 @@ class ClusterRequest:
         query_seconds: what the query may take in the database; None: no limit.
         settings: ``FIELD=VALUE`` as of ``--set``, which count more than the statement.
         train: fields of ``train`` that the user's job file has, which count more than what the rows suggest.
+        modules: the folder on the volume with the module that ``TO TRAIN`` names; empty: it names none.
+        definition: of that module's model.
     """
 
     statement: str
@@ -31,6 +33,8 @@ class ClusterRequest:
     query_seconds: float | None = None
     settings: tuple[str, ...] = ()
     train: Mapping[str, Any] = field(default_factory=dict)
+    modules: str = ""
+    definition: str = ""
 
     def to_text(self) -> str:
         """One line, as an argument of a command."""

@@ -5,6 +5,7 @@ All shuffled copies of the rows are predicted by one job. Breiman, *Random Fores
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ _MOST_ROWS = 2000
 _MOST_CELLS = 2_000_000
 """Rows of all copies together, times the columns of each."""
 _REPEATS = 3
+_LABELS_FILE, _COLUMNS_FILE = "labels.parquet", "columns.json"
 SCORES = {LabelKind.BINARY: "accuracy", LabelKind.CLASSES: "accuracy", LabelKind.NUMBER: "r2"}
 
 
@@ -43,6 +45,20 @@ class PermutedRows:
     columns: Sequence[str]
     repeats: int
     labels: Any
+
+    def save(self, folder: Path) -> None:
+        """Write into a new folder what the copies do not say themselves."""
+        folder.mkdir()
+        pq.write_table(pa.table({"label": self.labels.tolist()}), folder / _LABELS_FILE)
+        text = json.dumps({"columns": list(self.columns), "repeats": self.repeats}, ensure_ascii=False)
+        (folder / _COLUMNS_FILE).write_text(text, encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> PermutedRows:
+        """Read what ``save`` wrote."""
+        content = json.loads((folder / _COLUMNS_FILE).read_text(encoding="utf-8"))
+        labels = pq.read_table(folder / _LABELS_FILE)["label"].to_numpy()
+        return cls(len(labels), content["columns"], content["repeats"], labels)
 
 
 def write_permutations(source: Path, inputs: ModelInputs, folder: Path, seed: int = 0) -> PermutedRows:
@@ -75,6 +91,17 @@ def write_permutations(source: Path, inputs: ModelInputs, folder: Path, seed: in
                         shuffled = shuffled.set_column(at, each.name, rows.column(at).take(order))
                 writer.write_table(stack_columns(shuffled, inputs))
     return PermutedRows(rows.num_rows, columns, _REPEATS, labels)
+
+
+def importance_table(importance: Sequence[ColumnImportance]) -> list[Any]:
+    """Importance as batches of a table."""
+    columns = {
+        "column": [each.column for each in importance],
+        "importance": [each.mean for each in importance],
+        "deviation": [each.deviation for each in importance],
+    }
+    batches: list[Any] = pa.table(columns).to_batches()
+    return batches
 
 
 def score_permutations(

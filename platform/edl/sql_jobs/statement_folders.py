@@ -31,6 +31,7 @@ from edl.sql_jobs.job_settings import (
 from edl.sql_jobs.model_inputs import ModelInputs, choose_inputs
 from edl.sql_jobs.model_module import VOCABULARY_FILE, write_module
 from edl.sql_jobs.model_registry import MODEL_FILE, ModelDescription
+from edl.sql_jobs.permutation_importance import PermutedRows, write_permutations
 from edl.sql_jobs.prediction_output import class_probabilities, predicted_values
 from edl.sql_jobs.prepared_rows import PreparedRows, prepare_prediction, prepare_training
 from edl.sql_jobs.query_errors import QueryError
@@ -41,6 +42,7 @@ from edl.sql_jobs.statements import (
     Attribute,
     ColumnName,
     EvaluateStatement,
+    ExplainStatement,
     Place,
     PredictStatement,
     Select,
@@ -205,6 +207,25 @@ def prepare_predict(statement: PredictStatement, model: ModelDescription, rows: 
     check_schema(model, rows.columns, statement.select.place)
     copy_model(model, folder)
     prepare_prediction(rows.files, model.model_inputs, folder / "data")
+
+
+def prepare_explain(
+    statement: ExplainStatement, model: ModelDescription, rows: ExtractedRows, folder: Path
+) -> PermutedRows:
+    """Write shuffled copies of the rows in the form that a model takes, and its module.
+
+    Raises:
+        BadInputError: the rows are not those that the model wants.
+    """
+    check_rows(rows, statement.select, LEAST_ROWS)
+    label = find_label(model, rows, None, statement.select)
+    check_schema(model, rows.columns, statement.select.place)
+    copy_model(model, folder)
+    inputs = model.model_inputs
+    prepare_prediction(rows.files, inputs.one_by_one(), folder / "all", label, LabelKind[model.label_kind])
+    permuted = write_permutations(folder / "all", inputs, folder / "data")
+    shutil.rmtree(folder / "all")
+    return permuted
 
 
 def copy_model(model: ModelDescription, folder: Path) -> None:

@@ -18,25 +18,22 @@ import pyarrow.parquet as pq
 
 from edl.api.errors import BadInputError
 from edl.data.database import find_scheme
-from edl.sql_jobs.column_plan import ColumnPlan, LabelKind
+from edl.sql_jobs.column_plan import ColumnPlan
 from edl.sql_jobs.edl_process import run_edl
 from edl.sql_jobs.job_settings import TrainingSettings, choose_estimator, find_validation_query
 from edl.sql_jobs.model_registry import MODEL_FILE, ModelDescription, ModelRegistry
 from edl.sql_jobs.parquet_parts import NoRowsError
-from edl.sql_jobs.permutation_importance import ColumnImportance, score_permutations, write_permutations
+from edl.sql_jobs.permutation_importance import ColumnImportance, importance_table, score_permutations
 from edl.sql_jobs.prediction_output import read_predictions
-from edl.sql_jobs.prepared_rows import PreparedRows, prepare_prediction
+from edl.sql_jobs.prepared_rows import PreparedRows
 from edl.sql_jobs.query_extraction import ExtractedRows
 from edl.sql_jobs.statement_folders import (
-    LEAST_ROWS,
-    check_rows,
     check_target,
-    copy_model,
     extract_rows,
-    find_label,
     metrics_table,
     model_files,
     prepare_evaluate,
+    prepare_explain,
     prepare_predict,
     prepare_train,
     refuse_attributes,
@@ -57,7 +54,6 @@ from edl.sql_jobs.statements import (
     TableName,
     TrainStatement,
 )
-from edl.sql_jobs.wanted_schema import check_schema
 
 _DIALECTS = {"sqlite": "sqlite", "postgresql": "postgres", "mysql": "mysql", "mariadb": "mysql", "duckdb": "duckdb"}
 _WORK_FOLDER = Path(".edl", "sql")
@@ -302,24 +298,11 @@ class StatementRunner:
         self._check_target(statement.into)
         with _work_folder() as folder:
             rows = self._extract(statement.select, folder)
-            check_rows(rows, statement.select, LEAST_ROWS)
-            label = find_label(model, rows, None, statement.select)
-            check_schema(model, rows.columns, statement.select.place)
-            copy_model(model, folder)
-            inputs = model.model_inputs.one_by_one()
-            prepare_prediction(rows.files, inputs, folder / "all", label, LabelKind[model.label_kind])
-            permuted = write_permutations(folder / "all", model.model_inputs, folder / "data")
+            permuted = prepare_explain(statement, model, rows, folder)
             self._run_prediction(folder, model)
             importance = score_permutations(permuted, read_predictions(folder / "predictions"), model)
             if statement.into is not None:
-                table = pa.table(
-                    {
-                        "column": [each.column for each in importance],
-                        "importance": [each.mean for each in importance],
-                        "deviation": [each.deviation for each in importance],
-                    }
-                )
-                self._write(statement.into, table.to_batches())
+                self._write(statement.into, importance_table(importance))
         return ExplainResult(model, importance, permuted.rows, statement.into)
 
     # -- rows ------------------------------------------------------------------------------------

@@ -186,3 +186,5 @@ Statement: TypeAlias = (
     | DropModelStatement
     | QueryStatement
 )
+JobStatement: TypeAlias = TrainStatement | EvaluateStatement | PredictStatement | ExplainStatement
+"""Statements for which a model trains or runs."""

@@ -93,7 +93,7 @@ def test_new_tables_are_offered_after_a_statement() -> None:
 def type_into_prompt(typed: str, run: Any) -> None:
     with create_pipe_input() as keys:
         keys.send_text(typed)
-        open_prompt(run, "sqlite:///shop.db", None, "sqlite", input=keys, output=DummyOutput())
+        open_prompt(run, "sqlite:///shop.db", list, "sqlite", input=keys, output=DummyOutput())
 
 
 def test_lines_are_collected_until_the_semicolon(history: Path) -> None:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from cli.cli_harness import CliHarness, cli_in_job_folder
 from cli.pod_files import serve
+from cli.submitter_harness import ended_status
 from support.text_keys import missing_keys
 
+import edl
+from edl.api.errors import BadInputError, JobFailedError
 from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, PODS
-from edl.sql_jobs.model_registry import ModelDescription, ModelRegistry
+from edl.sql_jobs.model_registry import ModelDescription, ModelRegistry, write_description
 
 pytest.importorskip("sqlglot")
 
@@ -22,6 +29,7 @@ TRAIN = "SELECT * FROM people LABEL rich INTO m"
 PREDICT = "SELECT * FROM people TO PREDICT guessed.guess USING m"
 BASE = "image: registry.example/edl:1\nvolumes: [{claim: files, mount: /data, sub_path: shared}]\nworkers: {max: 3}\n"
 PASSWORD = "tr0ub4dor"
+OWN = "from edl_columns import *\n\ndef custom_model(units=3):\n    pass\n"
 SERVER = ("--database", "postgresql://db.example/shop")
 
 
@@ -29,6 +37,7 @@ SERVER = ("--database", "postgresql://db.example/shop")
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CliHarness:
     cli = cli_in_job_folder(tmp_path, monkeypatch, capsys)
     (tmp_path / "cluster.yaml").write_text(BASE, encoding="utf-8")
+    (tmp_path / "own.py").write_text(OWN, encoding="utf-8")
     for name in ("EDL_DATABASE", "EDL_DATABASE_USER", "EDL_DATABASE_PASSWORD", "EDL_MODELS"):
         monkeypatch.delenv(name, raising=False)
     with closing(sqlite3.connect("people.db")) as connection, connection:
@@ -111,10 +120,17 @@ def test_with_and_set_override_the_job_file(cli: CliHarness) -> None:
 @pytest.mark.parametrize(
     ("statement", "options", "said"),
     [
-        ("SELECT * FROM people TO EXPLAIN m", SERVER, ["this machine", "--submit"]),
-        ("SELECT * FROM people", SERVER, ["this machine"]),
+        ("SELECT * FROM people", SERVER, ["line 1, column 1", "makes no job", "this machine", "edl data cp"]),
+        ("SELECT * FROM people TO EXPLAIN m WITH a=1", SERVER, ["line 1, column", "no setting a"]),
         ("SHOW MODELS", ("--set", "volumes=[{host_path: /data, mount: /data}]"), ["claim"]),
-        ("DROP MODEL m", SERVER, ["this machine"]),
+        ("DROP MODEL m", ("--set", "volumes=[{host_path: /data, mount: /data}]"), ["claim"]),
+        ("DROP MODEL m", ("--dry-run",), ["--dry-run"]),
+        (TRAIN.replace("LABEL", "TO TRAIN 'zoo/none.py' LABEL"), SERVER, ["line 1, column", "none.py"]),
+        (
+            TRAIN.replace("LABEL", "TO TRAIN 'own.py' LABEL"),
+            (*SERVER, "--set", "volumes=[{host_path: /data, mount: /data}]"),
+            ["modules of this machine", "no claim"],
+        ),
         ("SHOW MODELS", ("--dry-run",), ["--dry-run"]),
         (f"{TRAIN}; {PREDICT}", (*SERVER, "--detach"), ["--detach", "2"]),
         (TRAIN, (), ["--database"]),
@@ -128,7 +144,7 @@ def test_with_and_set_override_the_job_file(cli: CliHarness) -> None:
         (
             TRAIN,
             ("--database", "sqlite:///people.db", "--set", "volumes=[{host_path: /data, mount: /data}]"),
-            ["people.db", "no claim"],
+            ["people.db of this machine", "no claim"],
         ),
     ],
 )
@@ -168,6 +184,49 @@ def test_the_models_of_the_volume_are_shown(cli: CliHarness, tmp_path: Path, mon
     assert cli.cluster.objects_of_kind(PODS) == []
 
 
+def test_a_model_of_the_volume_is_dropped(cli: CliHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli.cluster.admissions.append(lambda thing: thing.update(status={"phase": "Running"}))
+    models = ModelRegistry(tmp_path / "claim" / "shared" / "edl-sql" / "models")
+    (tmp_path / "claim").mkdir()
+    serve(tmp_path / "claim", monkeypatch)
+    for name in ("returns", "returns", "sales"):
+        models.save(describe(name), [])
+    assert submit(cli, "DROP MODEL return") == 2
+    assert "did you mean returns" in cli.err
+    assert submit(cli, "DROP MODEL returns@1") == 0
+    assert "dropped returns, version 1" in cli.out
+    assert (models.versions("returns"), models.versions("sales")) == ([2], [1])
+    assert submit(cli, "DROP MODEL returns; SHOW MODELS") == 0
+    assert [each.name for each in models.list_models()] == ["sales"]
+    assert "returns" not in cli.out.split("model", 1)[1]
+
+
+def test_a_module_of_the_user_is_copied_once_and_named_in_the_job(
+    cli: CliHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli.cluster.admissions.append(
+        lambda thing: thing.update(status={"phase": "Running"}) if thing["kind"] == "Pod" else None
+    )
+    (tmp_path / "zoo").mkdir()
+    (tmp_path / "zoo" / "own.py").write_text(OWN, encoding="utf-8")
+    (tmp_path / "claim").mkdir()
+    serve(tmp_path / "claim", monkeypatch)
+    statement = TRAIN.replace("LABEL", "TO TRAIN 'zoo/own.py' WITH model.units=4 LABEL")
+    for run in ("first", "second"):
+        options = ("--database", "sqlite:////data/shop.db", "--yes", "--detach", "--set", f"name={run}")
+        assert submit(cli, statement, *options) == 0, cli.err
+    (copied,) = (tmp_path / "claim").rglob("own.py")
+    folder = copied.parent.relative_to(tmp_path / "claim" / "shared")
+    assert folder.parent == Path("edl-sql/modules")
+    assert copied.read_text(encoding="utf-8") == OWN
+    spec = json.loads(cli.cluster.objects_of_kind(CONFIGMAPS)[0]["data"]["job.json"])
+    assert spec["model"]["definition"] == "own.custom_model"
+    request = json.loads(spec["master"]["prepare"][-1])
+    assert (request["modules"], request["definition"]) == (f"/data/{folder}", "own.custom_model")
+    assert submit(cli, statement, *SERVER, "--dry-run") == 0
+    assert "# The module own (1 files) would be copied to files:/shared/edl-sql/modules/" in cli.out
+
+
 def describe(name: str) -> ModelDescription:
     return ModelDescription(
         name=name, version=0, created=1.0, statement="SELECT * FROM orders LABEL x INTO returns", estimator="dnn",
@@ -175,3 +234,102 @@ def describe(name: str) -> ModelDescription:
         classes=("no", "yes"), columns={}, inputs=(), prepared_label="x", metrics={"accuracy": 0.9}, history=[],
         plan=[],
     )  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------
+# Results, for dataframes and cells.
+
+
+@pytest.fixture
+def ended(cli: CliHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cluster on which each job is done at once; the folder ``sql`` of its run on the claim."""
+    cli.cluster.admissions.append(
+        lambda thing: thing.update(status={"phase": "Running"}) if thing["kind"] == "Pod" else None
+    )
+    folder = tmp_path / "claim" / "shared" / "edl" / "team" / "mnist" / "run" / "sql"
+    folder.mkdir(parents=True)
+    cli.cluster.published = ended_status()
+    serve(tmp_path / "claim", monkeypatch)
+    write_description(describe("m"), folder / "model.json")
+    return folder
+
+
+def write_result(folder: Path, **content: object) -> None:
+    (folder / "finished.json").write_text(json.dumps(content), encoding="utf-8")
+
+
+OPTIONS: dict[str, Any] = {"database": "sqlite:////data/shop.db", "submit": True, "job_file": "cluster.yaml"}
+
+
+def test_an_explanation_is_printed_when_its_job_has_ended(cli: CliHarness, ended: Path) -> None:
+    write_result(ended, rows=300, importance=[["age", 0.25, 0.01], ["town", 0.0, 0.0]])
+    options = ("--database", "sqlite:////data/shop.db", "--yes", "--set", "name=mnist")
+    assert submit(cli, "SELECT * FROM people TO EXPLAIN m", *options) == 0
+    assert not missing_keys(cli.out, "300 rows", "age", "0.2500", "0.0100", "accuracy lost")
+    spec = json.loads(cli.cluster.objects_of_kind(CONFIGMAPS)[0]["data"]["job.json"])
+    assert (spec["task"], spec["data"]["prediction"]) == ("predict", ["/data/edl-sql/rows"])
+
+
+def test_python_gets_dataframes_of_jobs_and_prints_nothing(cli: CliHarness, ended: Path) -> None:
+    pytest.importorskip("pandas")
+    settings = ["name=mnist"]
+    write_result(ended, model="m", version=1)
+    assert edl.sql(TRAIN, **OPTIONS, settings=settings).to_dict("records") == [{"accuracy": 0.9}]
+    write_result(ended, metrics={"loss": 0.5}, rows=300)
+    evaluate = "SELECT * FROM people TO EVALUATE m"
+    assert edl.sql(evaluate, **OPTIONS, settings=settings).to_dict("records") == [{"loss": 0.5}]
+    write_result(ended, model="m", table="guessed", rows=2)
+    pq.write_table(pa.table({"age": [20, 60], "guess": ["no", "yes"]}), ended / "predictions.parquet")
+    assert list(edl.sql(PREDICT, **OPTIONS, settings=settings)["guess"]) == ["no", "yes"]
+    assert edl.sql("SHOW MODELS", **OPTIONS).empty
+    said = cli.capsys.readouterr()
+    assert said.out + said.err == ""
+
+
+def test_python_gets_an_exception_for_a_job_that_failed(cli: CliHarness, ended: Path) -> None:
+    pytest.importorskip("pandas")
+    cli.cluster.published = ended_status("Failed", "the query has no rows", "BadInput")
+    with pytest.raises(JobFailedError, match="the query has no rows"):
+        edl.sql(TRAIN, **OPTIONS, settings=["name=mnist"])
+    with pytest.raises(BadInputError, match=r"job_file.*\n.*submit=True"):
+        edl.sql(TRAIN, job_file="cluster.yaml")
+    with pytest.raises(BadInputError, match="line 1, column 1"):
+        edl.sql("SELECT * FROM people", **OPTIONS)
+
+
+def test_a_cell_submits_and_its_dataframe_is_that_of_the_job(
+    cli: CliHarness, ended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pandas")
+    interactive = pytest.importorskip("IPython.core.interactiveshell")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    config = pytest.importorskip("traitlets.config")
+    interactive.InteractiveShell.clear_instance()
+    shell = interactive.InteractiveShell.instance(config=config.Config({"HistoryManager": {"enabled": False}}))
+    shell.run_line_magic("load_ext", "edl")
+    write_result(ended, rows=300, importance=[["age", 0.25, 0.01]])
+    line = "%%edl --submit --job-file cluster.yaml --set name=mnist --database sqlite:////data/shop.db"
+    done = shell.run_cell(f"{line} --to matters\nSELECT * FROM people TO EXPLAIN m")
+    assert done.success, done.error_in_exec
+    assert list(shell.user_ns["matters"]["column"]) == ["age"]
+    assert "Job mnist submitted" in cli.capsys.readouterr().out
+    refused = shell.run_cell("%%edl --set name=mnist\nSHOW MODELS")
+    assert "--submit" in str(refused.error_in_exec)
+    interactive.InteractiveShell.clear_instance()
+
+
+def test_the_prompt_submits_what_is_typed(cli: CliHarness, ended: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = []
+
+    def type_statements(
+        run: Callable[[str], int], database: str, models: Callable[[], list[str]], dialect: str
+    ) -> None:
+        codes.append(run(f"{TRAIN};"))
+        assert (database, models(), dialect) == ("sqlite:////data/shop.db", [], "sqlite")
+
+    monkeypatch.setattr("edl.cli.sql._is_terminal", lambda: True)
+    monkeypatch.setattr("edl.cli.sql_prompt.open_prompt", type_statements)
+    options = ("--database", "sqlite:////data/shop.db", "--yes", "--set", "name=mnist")
+    assert cli.edl("sql", "--submit", "--job-file", "cluster.yaml", *options) == 0
+    assert codes == [0]
+    assert "Job mnist submitted" in cli.out

@@ -236,3 +236,50 @@ def test_credentials_of_a_server_are_in_no_file_of_the_job(volume: Volume, any_d
     finish(run, {"metrics": {}})
     assert any_database.execute("SELECT count(*) FROM guessed WHERE (guess = 'yes') = (age > 50)") == [(300,)]
     assert not [path for path in volume.folder.rglob("*") if path.is_file() and PASSWORD.encode() in path.read_bytes()]
+
+
+def test_an_explanation_scores_shuffled_copies_that_workers_predicted(volume: Volume) -> None:
+    volume.train()
+    request, run = volume.submit("SELECT * FROM people TO EXPLAIN m INTO matters", "explain")
+    prepare(request, run)
+    spec = load_job_file(run.spec)
+    folder = run.path / FOLDER
+    assert (spec.task, spec.data.prediction) == ("predict", (str(folder / "data"),))
+    # The rows as they are, and three copies for each of two columns.
+    assert pq.read_table(folder / "data").num_rows == 300 * 7
+    write_predictions(run, [(0, 1000), (1000, 2100)])
+    finish(run, {})
+    assert volume.query('SELECT "column", importance > 0.1 FROM matters') == [("age", 1), ("town", 0)]
+    result = json.loads((folder / "finished.json").read_text(encoding="utf-8"))
+    assert result["rows"] == 300
+    assert [each[0] for each in result["importance"]] == ["age", "town"]
+    left = {path.name for path in folder.iterdir()}
+    assert not left & {"rows", "data", "all", "permuted"}
+    finish(run, {})
+    with pytest.raises(BadInputError, match=r"line 1, column .* matters: there is such a table"):
+        prepare(volume.submit("SELECT * FROM people TO EXPLAIN m INTO matters", "again")[0], run)
+
+
+def test_a_module_of_the_user_is_taken_from_the_volume(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (
+        "import keras\nfrom edl_columns import *\n\n"
+        "def custom_model(units=3):\n    given = inputs()\n    return keras.Model(given, output(features(given)))\n"
+    )
+    (volume.folder / "zoo").mkdir()
+    (volume.folder / "zoo" / "own.py").write_text(text, encoding="utf-8")
+    copied = volume.folder / "edl-sql" / "modules" / "abc"
+    copied.mkdir(parents=True)
+    (copied / "own.py").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(volume.folder)
+    statement = TRAIN.replace("TO TRAIN linear WITH", "TO TRAIN 'zoo/own.py' WITH model.units=5,")
+    request, run = volume.submit(statement, modules=str(copied))
+    # The pod has no such folder.
+    (volume.folder / "zoo" / "own.py").unlink()
+    prepare(request, run)
+    spec = load_job_file(run.spec)
+    assert (spec.model.definition, spec.model.params) == ("own.custom_model", {"units": 5})
+    assert spec.model.zoo == str(run.path / FOLDER)
+    assert (run.path / FOLDER / "own.py").read_text(encoding="utf-8") == text
+    assert (run.path / FOLDER / "edl_columns.py").exists()
+    description = json.loads((run.path / FOLDER / "model.json").read_text(encoding="utf-8"))
+    assert (description["estimator"], description["statement"]) == ("own.custom_model", statement)
