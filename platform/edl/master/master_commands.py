@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from edl.storage.run_directory import RunDirectory
 
 _PREPARED_FILE = "prepared.json"
 _LAST_LINES = 3
+OnProgress = Callable[[str], object]
 _POLL_SECONDS, _LEAVE_SECONDS = 0.05, 5.0
 
 
@@ -42,12 +43,14 @@ class CommandEnd:
     was_stopped: bool = False
 
 
-def prepare_run(run: RunDirectory, spec: JobSpec, stopping: threading.Event) -> tuple[JobSpec, CommandEnd]:
+def prepare_run(
+    run: RunDirectory, spec: JobSpec, stopping: threading.Event, on_progress: OnProgress = lambda line: None
+) -> tuple[JobSpec, CommandEnd]:
     """Run ``master.prepare`` unless it has succeeded in this run; returns the spec as it is afterwards."""
     marker = run.path / _PREPARED_FILE
     if not spec.master.prepare or marker.exists():
         return spec, CommandEnd()
-    end = run_command("master.prepare", spec.master.prepare, run, stopping)
+    end = run_command("master.prepare", spec.master.prepare, run, stopping, on_progress=on_progress)
     if end.was_stopped or end.problem is not None:
         return spec, end
     try:
@@ -61,7 +64,12 @@ def prepare_run(run: RunDirectory, spec: JobSpec, stopping: threading.Event) -> 
 
 
 def run_command(
-    field: str, command: Sequence[str], run: RunDirectory, stopping: threading.Event, text: str = ""
+    field: str,
+    command: Sequence[str],
+    run: RunDirectory,
+    stopping: threading.Event,
+    text: str = "",
+    on_progress: OnProgress = lambda line: None,
 ) -> CommandEnd:
     """Run a command until its end, in the directory of the run.
 
@@ -71,6 +79,7 @@ def run_command(
         run: of the job.
         stopping: set when this master must go.
         text: its standard input.
+        on_progress: hears, many times a second, the last line that the command wrote.
     """
     environment = {**os.environ, "EDL_RUN_DIR": str(run.path), "PATH": program_path(os.environ)}
     last: deque[str] = deque(maxlen=_LAST_LINES)
@@ -97,6 +106,7 @@ def run_command(
         if stopping.wait(_POLL_SECONDS):
             _end_process(process)
             return CommandEnd(was_stopped=True)
+        on_progress(last[-1] if last else "")
     copying.join(_LEAVE_SECONDS)
     if process.returncode == 0:
         return CommandEnd()

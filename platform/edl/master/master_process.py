@@ -81,6 +81,7 @@ from edl.master.ps_metrics import PsMetrics
 from edl.master.shell import MasterEndsError, MasterShell
 from edl.master.status_publication import (
     PeriodicReports,
+    PreparationReport,
     RunPublisher,
     is_end_written,
     write_end,
@@ -299,7 +300,9 @@ def serve_job(
         if not backend.acquire(stopping):
             log.info("received SIGTERM while waiting to become the master")
             return SIGTERM_EXIT
-        spec, prepared = prepare_run(RunDirectory(identity.run_dir), spec, stopping)
+        run = RunDirectory(identity.run_dir)
+        report = PreparationReport(spec, run, backend.status_publisher)
+        spec, prepared = prepare_run(run, spec, stopping, report.report_line)
         if prepared.was_stopped:
             log.info("received SIGTERM: the next master prepares the job")
             return SIGTERM_EXIT

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from edl.api.errors import EdlError, StorageError
 from edl.api.events import JobEnded, JobEvent, RunStarted
+from edl.api.job_spec import JobSpec
 from edl.api.status import ENDED, JobFailure, Status, Summary, TimelinePoint
 from edl.cluster.status_port import StatusPublisher
 from edl.core.events import EndJob
@@ -108,6 +109,7 @@ log = logging.getLogger(__name__)
 
 PERIOD_SECONDS = 1.0
 """Seconds between two publications."""
+_LONGEST_LINE = 200
 KEEP_SECONDS = 10.0
 """Seconds between two writes of the timeline to the run directory, where the next master finds it."""
 _PENDING_STATES = ("pending", "asked")
@@ -174,6 +176,34 @@ class RunPublisher:
 
     def _publish(self, publication: PublishedStatus) -> None:
         self._status_publisher.publish(publication.to_configmap_data())
+
+
+class PreparationReport:
+    """Publishes the last line that ``master.prepare`` wrote, while there is no state of the job yet.
+
+    Args:
+        spec: of the job.
+        run: the run directory, whose ``status.json`` it writes.
+        status_publisher: publishes the data of the ConfigMap; None: files are enough.
+    """
+
+    def __init__(self, spec: JobSpec, run: RunDirectory, status_publisher: StatusPublisher | None) -> None:
+        self._spec, self._run = spec, run
+        self._publisher = None
+        if status_publisher is not None and spec.master.prepare:
+            self._publisher = RunPublisher(status_publisher, run)
+        self._next = 0.0
+
+    def report_line(self, line: str) -> None:
+        """Publish a line, at most every ``PERIOD_SECONDS``, also if it is still the same."""
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + PERIOD_SECONDS
+        reason = f"master.prepare: {line[:_LONGEST_LINE]}" if line else "master.prepare runs"
+        status = Status(self._spec.name, self._run.run_id, str(self._run.path), "Starting", time.time(), reason=reason)
+        _log_storage_errors(partial(write_json, self._run.status, to_json(status)))
+        if self._publisher is not None:
+            self._publisher.publish_status(status)
 
 
 def timeline_point(status: Status) -> TimelinePoint:

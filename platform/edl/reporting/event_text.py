@@ -226,6 +226,9 @@ def status_headline(status: Status) -> str:
     parts.append(
         f"{live}/{len(status.workers)} workers ready" if live < len(status.workers) else format_worker_count(live)
     )
+    if status.phase == "Starting" and not status.records_total and status.reason:
+        # What master.prepare says, before there are records.
+        return f"starting: {to_single_line(status.reason)}"
     if doing == "waiting":
         parts.append(f"no worker trains: {waits_for}")
     return ", ".join(parts)

@@ -105,7 +105,8 @@ def _measurements_text(progress: RunProgress) -> Text:
             "the master starts again; logs/master-0.log says why" if again else "the master starts", "dim"
         )
     if status.phase == "Starting" and progress.end_event is None:
-        return _text_line("workers import the model", "dim")
+        waits_for = to_single_line(status.reason) if not status.records_total else ""
+        return _text_line(waits_for or "workers import the model", "dim")
     return _text_line("   ".join(format_measurements(status)))
 
 

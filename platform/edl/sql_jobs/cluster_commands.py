@@ -190,7 +190,7 @@ def _extract(request: ClusterRequest, statement: JobStatement, folder: Path) -> 
     rows = extract_rows(
         request.database, statement.select, folder, on_progress=say, query_seconds=request.query_seconds
     )
-    _print(f"read {rows.rows:,} rows in {rows.seconds:.1f} s")
+    _print(f"read {rows.rows:,} rows in {rows.seconds:.1f} s; writing them in the form of the model")
     return rows
 
 

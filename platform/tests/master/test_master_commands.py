@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from master.in_process_job import RECORDS, InProcessJob, in_process_job
 
 from edl.api.errors import BadInputError
+from edl.api.status import Status
+from edl.jobfile import section_type
 from edl.jobfile.loader import dump_job_spec
+from edl.master.status_publication import PreparationReport
+from edl.reporting.event_text import status_headline
 from edl.storage.durable_files import read_json
 from edl.storage.run_directory import write_run_spec
 from edl.storage.run_resumption import check_spec_changes
@@ -60,6 +65,34 @@ def test_a_preparation_that_fails_is_why_the_job_failed() -> None:
         assert read_json(job.run.status)["phase"] == "Failed"
         assert "no such table: orders" in read_json(job.run.status)["reason"]
         assert job.failure()["kind"] == "input"
+
+
+def test_the_status_has_the_last_line_of_a_preparation_while_it_runs() -> None:
+    program = (
+        "import os, pathlib, time\n"
+        "status = pathlib.Path(os.environ['EDL_RUN_DIR'], 'status.json')\n"
+        "print('reading the query: 12,000 rows\\n', flush=True)\n"
+        "for _ in range(3000):\n"
+        "    if status.exists() and '12,000 rows' in status.read_text(): break\n"
+        "    time.sleep(0.01)\n"
+        "(status.parent / 'seen.json').write_text(status.read_text())\n"
+    )
+    with in_process_job(**commands(prepare=program)) as job:
+        assert run_with(job) == 0
+        seen = section_type.from_json(Status, read_json(job.run.path / "seen.json"), "seen.json")
+        assert (seen.phase, seen.reason) == ("Starting", "master.prepare: reading the query: 12,000 rows")
+        assert status_headline(seen) == "starting: master.prepare: reading the query: 12,000 rows"
+        assert read_json(job.run.status)["phase"] == "Done"
+
+
+def test_what_a_preparation_says_is_published_for_users_without_a_route_to_the_master() -> None:
+    published = list[dict[str, str]]()
+    with in_process_job(**commands(prepare=PREPARE)) as job:
+        report = PreparationReport(job.spec, job.run, SimpleNamespace(publish=published.append))  # type: ignore[arg-type]
+        report.report_line("")
+        report.report_line("sooner than a second after it")
+    (data,) = published
+    assert json.loads(data["status.json"])["reason"] == "master.prepare runs"
 
 
 def test_a_command_that_does_not_exist_is_why_the_job_failed() -> None:
