@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from model_zoo.census.schema import COLUMNS, WORDS
-from model_zoo.data_files import make_parts, write_csv
+from model_zoo.data_files import make_parts, record_count, run_command, write_csv
 
 
 def read_published(path):
@@ -58,6 +58,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", metavar="OUT", help="a folder; it is made")
     parser.add_argument("--source", metavar="FOLDER", help="with adult.data and adult.test")
-    parser.add_argument("--records", type=int, default=30_000, help="rows to draw for training; 30000")
-    given = parser.parse_args()
-    main(given.out, given.source, given.records)
+    parser.add_argument("--records", type=record_count, default=30_000, help="rows to draw for training; 30000")
+    run_command(parser, main)

@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 from model_zoo.cifar10.schema import CHANNELS, SIDE
-from model_zoo.data_files import make_parts, write_examples
+from model_zoo.data_files import make_parts, record_count, run_command, write_examples
 from model_zoo.images.planted import draw_images
 
 PIXELS = CHANNELS * SIDE * SIDE
@@ -46,6 +46,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", metavar="OUT", help="a folder; it is made")
     parser.add_argument("--source", metavar="FOLDER", help="cifar-10-batches-bin")
-    parser.add_argument("--records", type=int, default=10_000, help="images to draw for training; 10000")
-    given = parser.parse_args()
-    main(given.out, given.source, given.records)
+    parser.add_argument("--records", type=record_count, default=10_000, help="images to draw for training; 10000")
+    run_command(parser, main)

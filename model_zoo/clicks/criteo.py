@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 from model_zoo.clicks.records import IDS, NUMBERS
-from model_zoo.data_files import make_parts, write_examples
+from model_zoo.data_files import make_parts, run_command, write_examples
 
 RECORDS_PER_FILE = 1_000_000
 
@@ -51,5 +51,4 @@ if __name__ == "__main__":
     parser.add_argument("out", metavar="OUT", help="a folder; it is made")
     parser.add_argument("log", metavar="LOG", help="train.txt, or a day's file; .gz is read too")
     parser.add_argument("--vocabulary", type=int, default=1_000_000, help="rows of all features together; 1000000")
-    given = parser.parse_args()
-    main(given.out, given.log, given.vocabulary)
+    run_command(parser, main)

@@ -9,7 +9,7 @@ import csv
 from pathlib import Path
 
 import numpy as np
-from model_zoo.data_files import make_parts, write_csv
+from model_zoo.data_files import make_parts, record_count, run_command, write_csv
 from model_zoo.heart.schema import COLUMNS, THAL
 
 
@@ -55,6 +55,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", metavar="OUT", help="a folder; it is made")
     parser.add_argument("--source", metavar="FILE", help="heart.csv")
-    parser.add_argument("--records", type=int, default=1_500, help="patients to draw for training; 1500")
-    given = parser.parse_args()
-    main(given.out, given.source, given.records)
+    parser.add_argument("--records", type=record_count, default=1_500, help="patients to draw for training; 1500")
+    run_command(parser, main)

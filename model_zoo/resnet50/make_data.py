@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import tensorflow as tf
-from model_zoo.data_files import make_parts, write_examples
+from model_zoo.data_files import make_parts, record_count, run_command, write_examples
 from model_zoo.images.planted import draw_images
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
@@ -75,6 +75,5 @@ if __name__ == "__main__":
     parser.add_argument("out", metavar="OUT", help="a folder; it is made")
     parser.add_argument("--source", metavar="FOLDER", help="with train/CLASS/*.jpg and val/CLASS/*.jpg")
     parser.add_argument("--size", type=int, default=224, help="height and width of all images; 224")
-    parser.add_argument("--records", type=int, default=4_000, help="images to draw for training; 4000")
-    given = parser.parse_args()
-    main(given.out, given.source, given.size, given.records)
+    parser.add_argument("--records", type=record_count, default=4_000, help="images to draw for training; 4000")
+    run_command(parser, main)

@@ -11,7 +11,7 @@ import csv
 from pathlib import Path
 
 import numpy as np
-from model_zoo.data_files import make_parts, write_csv
+from model_zoo.data_files import make_parts, record_count, run_command, write_csv
 
 TOPICS, TOPIC_WORDS, COMMON_WORDS = 4, 40, 3000
 
@@ -85,6 +85,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", metavar="OUT", help="a folder; it is made")
     parser.add_argument("--source", metavar="FOLDER", help="with train.csv and test.csv, or train/ and test/")
-    parser.add_argument("--records", type=int, default=8_000, help="texts to draw for training; 8000")
-    given = parser.parse_args()
-    main(given.out, given.source, given.records)
+    parser.add_argument("--records", type=record_count, default=8_000, help="texts to draw for training; 8000")
+    run_command(parser, main)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -100,6 +101,26 @@ def test_its_data_are_made_by_the_command_of_its_job_file(name: str, tmp_path: P
     words = [sys.executable, *command.split()[1:3], str(tmp_path), "--records", "20"]
     subprocess.run(words, cwd=MODEL_ZOO.parent, check=True, timeout=60)
     assert [source.records for source in open_reader(tmp_path / "train").sources()] == [20]
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "said"),
+    [
+        ("census.make_data", ["out", "--source", "nosuch"], "nosuch/adult.data: No such file or directory"),
+        ("heart.make_data", ["out", "--source", "heart.csv"], "heart.csv: no column ca, chol"),
+        ("heart.make_data", ["out", "--records", "0"], "argument --records: found 0, must be at least 1"),
+        ("text.make_data", [".", "--records", "9"], "is not empty: name another folder, or remove it first"),
+        ("clicks.criteo", ["out", "nosuch.gz"], "nosuch.gz: No such file or directory"),
+    ],
+)
+def test_bad_input_of_such_a_command_is_one_line(module: str, arguments: list[str], said: str, tmp_path: Path) -> None:
+    (tmp_path / "heart.csv").write_text("age,sex\n63,1\n")
+    command = [sys.executable, "-m", f"model_zoo.{module}", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(MODEL_ZOO.parent)}
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, timeout=60, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr.count("Traceback")) == (2, 0), ended.stderr
+    assert said in ended.stderr.splitlines()[-1]
+    assert not list(tmp_path.glob("out/*/*")), "the next attempt may use the folder"
 
 
 def feed_all(module: str, path: Path, mode: str = "training") -> list[Any]:
