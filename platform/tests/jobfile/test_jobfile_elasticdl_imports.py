@@ -95,3 +95,59 @@ def test_a_package_that_is_not_installed_is_named_with_what_to_do(
     monkeypatch.setattr(elasticdl_imports, "find_spec", lambda name: None)
     (problem,) = problems(tmp_path, statement)
     assert missing_keys(str(problem), "net.py:1", said, PAGE) == []
+
+
+ATTRIBUTES = """
+import elasticdl_preprocessing.layers as by_alias
+import elasticdl.python.common.constants
+import recordio
+from elasticdl_preprocessing import layers
+from model_zoo.people import parts
+
+
+def custom_model():
+    return helper()
+
+
+def helper():
+    {}
+
+
+def unused():
+    return layers.NotThere
+"""
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("return layers.Hashingg(4)", "Hashing"),
+        ("return by_alias.Hashingg(4)", "elasticdl_preprocessing.layers.Hashingg"),
+        ("return [by_alias.hashing.Hashingg]", "elasticdl_preprocessing.layers.hashing.Hashingg"),
+        ("return elasticdl.python.common.constants.Modes.TRAINING", "Mode"),
+        ("return elasticdl.python.commons.constants.Mode", "elasticdl.python.commons"),
+        ("return recordio.File('x')", "recordio.File"),
+    ],
+)
+def test_a_wrong_attribute_in_what_the_model_calls_is_named_with_its_line(
+    tmp_path: Path, statement: str, said: str
+) -> None:
+    (problem,) = problems(tmp_path, ATTRIBUTES.format(statement))
+    assert str(problem.where).endswith("net.py:14")
+    assert missing_keys(str(problem), said, "elasticdl-compat", PAGE) == []
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "return layers.Hashing(4).Anything, by_alias.hashing.Hashing, layers.__name__",
+        "return elasticdl.python.common.constants.Mode.TRAINING.lower()",
+        "return elasticdl_preprocessing.Anything, parts.Anything",
+        "try:\n        return layers.NotThere\n    except ImportError:\n        return None",
+        "layers = [by_alias.Hashing(4)]\n    return layers.copy()",
+        "return lambda recordio: recordio.anything",
+    ],
+)
+def test_attributes_that_work_or_are_of_something_else_are_no_problem(tmp_path: Path, statement: str) -> None:
+    text = ATTRIBUTES.replace("layers.NotThere", "None") if "layers =" in statement else ATTRIBUTES
+    assert problems(tmp_path, text.format(statement)) == []
