@@ -56,8 +56,7 @@ def find_model_function(zoo: Path, definition: str, functions: Mapping[str, str]
     Raises:
         BadInputError: there is no such zoo or module, or the module does not define one of the functions.
     """
-    if not zoo.is_dir():
-        raise BadInputError("the model zoo is not a directory", where=str(zoo), hint="model.zoo names the folder")
+    _check_zoo(zoo)
     *parts, function = definition.split(".")
     if not parts:
         raise BadInputError(
@@ -295,6 +294,18 @@ def find_undefined_model(zoo: Path, definition: str) -> BadInputError | None:
     return None
 
 
+def find_missing_module(zoo: Path, definition: str) -> BadInputError | None:
+    """An error if there is no such zoo, or no module of the definition in it."""
+    *parts, _ = definition.split(".")
+    try:
+        _check_zoo(zoo)
+        if parts:
+            _find_module_file(zoo.resolve(), parts)
+    except BadInputError as error:
+        return error
+    return None
+
+
 def find_unknown_params(zoo: Path, definition: str, params: Collection[str]) -> Iterator[BadInputError]:
     """Errors for params that the model's function does not accept, as far as the module's text shows it.
 
@@ -316,6 +327,11 @@ def find_unknown_params(zoo: Path, definition: str, params: Collection[str]) -> 
                 where=f"{module.path}:{statement.lineno}",
                 hint=f"did you mean {close}? {listing}" if close else listing,
             )
+
+
+def _check_zoo(zoo: Path) -> None:
+    if not zoo.is_dir():
+        raise BadInputError("the model zoo is not a directory", where=str(zoo), hint="model.zoo names the folder")
 
 
 def _find_module_file(zoo: Path, parts: Sequence[str]) -> Path:

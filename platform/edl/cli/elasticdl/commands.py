@@ -17,6 +17,7 @@ from edl.cli.elasticdl.job_spec import TranslatedJob, translate_job
 from edl.cli.elasticdl.parser import CommandLine
 from edl.cluster.kubernetes.spec_validation import find_submission_problems
 from edl.jobfile.path_resolution import DEFAULT_STORAGE_DIR
+from edl.jobfile.zoo_lookup import find_missing_module
 
 JOB_FILES = Path(DEFAULT_STORAGE_DIR, "elasticdl")
 """Where the job files of command lines are: a run or a submission is continued with its file."""
@@ -56,6 +57,10 @@ def _notes_on_job_file(line: CommandLine, job: TranslatedJob) -> Iterator[str]:
     for name, flag in flags_of(line.command).items():
         if name in line.given and isinstance(flag.effect, Directs) and name in options:
             yield f"{line.given[name]}: not in the job file; give it to {options[name]}"
+    if line.values["model_def"] and not job.runs_on_cluster:
+        error = find_missing_module(Path(line.values["model_zoo"] or "."), line.values["model_def"])
+        if error is not None:
+            yield f"{line.given['model_def']}: {error.where}: {error.message}; {error.hint}"
     for name in ("envs", "populate_env_names"):
         if name in line.given and job.variables and not job.runs_on_cluster:
             yield f"{line.given[name]}: edl run sets no variables of pod.env; export them before it"

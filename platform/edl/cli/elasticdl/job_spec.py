@@ -24,6 +24,7 @@ from edl.cli.elasticdl.values import (
     STRATEGIES,
     find_broken_literals,
     find_repeated_variables,
+    has_several_parameters,
     read_parameters,
     read_priority,
     read_resources,
@@ -34,7 +35,13 @@ from edl.cli.elasticdl.values import (
 from edl.jobfile.document_tree import DocumentNode, build_tree, closest_match
 from edl.jobfile.keras_version import LEGACY_VARIABLE, uses_keras2
 from edl.jobfile.loader import ExtraRules, read_job_tree
-from edl.jobfile.zoo_lookup import STAR_IMPORT, find_model_function, find_undefined_model, find_unknown_params
+from edl.jobfile.zoo_lookup import (
+    STAR_IMPORT,
+    find_missing_module,
+    find_model_function,
+    find_undefined_model,
+    find_unknown_params,
+)
 from edl.reporting.unit_formats import join_words, pluralize
 
 DATASETS = {TRAIN: "training", EVALUATE: "validation", PREDICT: "prediction"}
@@ -254,10 +261,14 @@ class _Translator:
 
     def _check_definition(self) -> None:
         """Whether a module that is on this machine defines the model; one that is not may be in the image."""
-        flag = "model_def"
-        error = find_undefined_model(Path(self._values["model_zoo"] or "."), self._values[flag])
+        flag, zoo = "model_def", Path(self._values["model_zoo"] or ".")
+        error = find_undefined_model(zoo, self._values[flag])
         if error is not None:
             self._refuse(flag, f"{error.where}: {error.message}; {error.hint}")
+        elif self.is_on_cluster and "model_zoo" in self._given and zoo.is_dir():
+            error = find_missing_module(zoo, self._values[flag])
+            if error is not None:
+                self._note(flag, f"{error.where}: {error.message}; {error.hint}; or the image has it")
 
     def _check_params(self, params: Mapping[str, JsonValue]) -> None:
         """Parameters that the model's function does not accept, if its module is on this machine; broken literals."""
@@ -273,7 +284,8 @@ class _Translator:
 
     def _note_broken_literals(self, flag: str) -> None:
         for name, value in find_broken_literals(self._values[flag]).items():
-            self._note(flag, f"{name} is no literal of Python and is taken as text: {value}")
+            several = "; several parameters are separated by ;" if has_several_parameters(value) else ""
+            self._note(flag, f"{name} is no literal of Python and is taken as text: {value}{several}")
 
     def _translate_name(self, default: str, owner: str) -> None:
         """The job's name and image."""
@@ -446,9 +458,10 @@ class _Translator:
         is_here = not self.is_on_cluster and (os.path.exists(model) or is_version)
         is_path = is_here or (not self.is_on_cluster and (model.startswith(("/", ".")) or model.endswith(".keras")))
         if _is_elasticdl_checkpoint(model) if is_here else is_version and not self._is_on_volume(model):
+            what = "looks like" if is_here else "is on no volume (--volume), and in an image it can only be"
             self._refuse(
                 flag,
-                "looks like a checkpoint of ElasticDL, which EDL cannot read; name a run of EDL or its job, such as "
+                f"{what} a checkpoint of ElasticDL, which EDL cannot read; name a run of EDL or its job, such as "
                 "mnist, version-N in the --checkpoint_dir of a job of EDL, or a .keras file that --output exported",
             )
         elif is_path:
@@ -586,6 +599,8 @@ class _Translator:
             resources = self._read(request, read_resources) or {}
             for name, value in resources.items():
                 self._put(f"{section}.resources.{name}", value, request)
+            if not self._values[request]:
+                self._note(request, f"is empty: {section}.resources has EDL's defaults")
         limits = self._read(limit, read_resources) or {}
         for name, value in limits.items():
             if name in ("cpu", "memory"):
@@ -594,7 +609,7 @@ class _Translator:
             # of a node's disk and of devices, EDL's fields are the limits
             requested = resources.get(name, value)
             if name == "gpu" and requested != value:  # Kubernetes does not share devices
-                self._refuse(limit, f"{request} has gpu={requested}; requests and limits of GPUs must be the same")
+                self._refuse(limit, f"--{request} has gpu={requested}; requests and limits of GPUs must be the same")
             elif requested != value:
                 self._note(request, f"disk is {value}, the limit: EDL has one amount for both")
             self._put(f"{section}.resources.{name}", value, limit)

@@ -195,16 +195,24 @@ def find_broken_literals(text: str) -> dict[str, str]:
     """Values that ``read_parameters`` takes as text, and that are probably meant as code, by name.
 
     They begin or end like a list or a mapping, so a bracket or a quote may be missing, or they compute something, such
-    as ``4 * 1024``, which ElasticDL evaluates.
+    as ``4 * 1024``, which ElasticDL evaluates, or a comma begins another parameter.
     """
     broken = {}
     for part in filter(str.strip, _split_outside_quotes(text)):
         name, _, value = (word.strip() for word in part.partition("="))
         if not _is_literal(value) and (
-            value.startswith(("[", "{", "(")) or value.endswith(("]", "}", ")")) or _computes_constant(value)
+            value.startswith(("[", "{", "("))
+            or value.endswith(("]", "}", ")"))
+            or _computes_constant(value)
+            or has_several_parameters(value)
         ):
             broken[name] = value
     return broken
+
+
+def has_several_parameters(text: str) -> bool:
+    """Whether a value goes on with another ``name=value``."""
+    return re.search(r",\s*[A-Za-z_]\w*\s*=", text) is not None
 
 
 def _is_literal(text: str) -> bool:

@@ -408,10 +408,45 @@ def test_a_model_that_the_module_does_not_define_is_refused_before_a_job_file_is
     assert elasticdl(*words, "--model_def=of_the_image.model") == 0
 
 
+@pytest.mark.parametrize("more", [["--dry-run"], ["--yaml=job.yaml"], ["--image_name=a:b", "--dry-run"]])
+def test_a_module_that_is_not_in_the_zoo_is_mentioned_because_the_job_may_be_for_another_place(
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    words = ["train", "--model_zoo=model_zoo", "--training_data=/data/train.csv", "--job_name=a", *more]
+    assert elasticdl(*words, "--model_def=smal.model") == 0
+    assert not missing_keys(
+        capsys.readouterr().err, "--model_def=smal.model", "no module 'smal'", "did you mean small?"
+    )
+    assert elasticdl(*words, "--model_def=small.model", "--model_zoo=elsewhere") == 0
+    assert ("model zoo is not a directory" in capsys.readouterr().err) == (len(more) == 1), "an image has its own"
+
+
+@pytest.mark.parametrize("model", ["version-7", "/elsewhere/version-7"])
+def test_a_version_that_is_on_no_volume_is_refused(cli: CliHarness, model: str) -> None:
+    words = [*ON_CLUSTER, f"--checkpoint_dir_for_init={model}", "--dry-run"]
+    assert elasticdl("train", *words, "--volume=") == 2
+    said = cli.capsys.readouterr().err
+    assert not missing_keys(said, f"--checkpoint_dir_for_init={model}", "is on no volume", "--volume", "ElasticDL")
+
+
+def test_parameters_with_commas_between_them_are_mentioned(cli: CliHarness) -> None:
+    assert elasticdl("train", *ON_CLUSTER, "--model_params=width=3, depth=2; name=a,b", "--dry-run") == 0
+    said = [line for line in cli.capsys.readouterr().err.splitlines() if "--model_params" in line]
+    assert len(said) == 1
+    assert not missing_keys(said[0], "width", "taken as text: 3, depth=2", "separated by ;")
+
+
+def test_an_empty_request_is_mentioned(cli: CliHarness) -> None:
+    assert elasticdl("train", *ON_CLUSTER, "--worker_resource_request=", "--dry-run") == 0
+    assert not missing_keys(cli.capsys.readouterr().err, "--worker_resource_request=: is empty", "workers.resources")
+
+
 def test_a_limit_of_gpus_that_is_not_the_request_is_refused(cli: CliHarness) -> None:
     words = ["--worker_resource_request=cpu=1,memory=1Gi,gpu=1", "--worker_resource_limit=gpu=2", "--dry-run"]
     assert elasticdl("train", *ON_CLUSTER, *words) == 2
-    assert not missing_keys(cli.capsys.readouterr().err, "--worker_resource_limit=gpu=2", "gpu=1", "the same")
+    assert not missing_keys(
+        cli.capsys.readouterr().err, "--worker_resource_limit=gpu=2", "--worker_resource_request has gpu=1", "same"
+    )
     assert elasticdl("train", *ON_CLUSTER, *words, "--worker_resource_limit=gpu=1") == 0
 
 
