@@ -56,7 +56,7 @@ def stats(
         typer.Option(
             "--workers",
             metavar="N",
-            help="Run a job on this machine whose workers share the records (Parquet, Arrow and npz).",
+            help="Run a job on this machine whose workers share the records.",
             min=1,
             show_default=False,
         ),

@@ -2,7 +2,8 @@
 
 A record is a mapping: ``image`` (the bytes of the file, encoded as they are), ``image_id``, ``path`` (within the
 folder), and for each object of the image ``boxes`` (x, y, width and height in pixels), ``labels`` (numbers of the
-categories) and ``crowd`` (whether the box has several objects). Records are in the order of the images' ids.
+categories) and ``crowd`` (whether the box has several objects); on request also the masks (``coco_masks``). Records
+are in the order of the images' ids.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edl.api.errors import BadInputError
+from edl.data.coco_masks import MASK_DTYPES, MaskList, ObjectMasks
 from edl.data.data_files import (
     COCO_FILE,
     FileVersion,
@@ -70,6 +72,7 @@ class CocoAnnotations:
         bounds: ``[images + 1]``: the boxes of image ``i`` are ``bounds[i]`` to ``bounds[i + 1]``.
         unusable: why an image's annotations cannot be used, by its number.
         version: of the file.
+        masks: of all objects, in the order of the boxes; None: they were not read.
     """
 
     categories: Mapping[int, str]
@@ -81,6 +84,7 @@ class CocoAnnotations:
     bounds: npt.NDArray[np.int64]
     unusable: Mapping[int, str]
     version: FileVersion
+    masks: ObjectMasks | None = None
 
 
 class CocoReader:
@@ -91,6 +95,7 @@ class CocoReader:
         annotations: the annotations file of every folder, from the folder that contains it.
         classes: names of the categories, in the order of their labels; by default those of the files, by their ids.
         save_index: also save the annotations as arrays beside their file.
+        masks: whether records have the masks of their objects.
     """
 
     def __init__(
@@ -100,11 +105,14 @@ class CocoReader:
         classes: Sequence[str] = (),
         *,
         save_index: bool = False,
+        masks: bool = False,
     ) -> None:
         self._folders = {str(folder): folder for folder in folders}
         self._pattern = annotations or f"{FOLDER_NAME}/{COCO_FILE}"
         self._given_classes = tuple(classes)
         self._save_index = save_index
+        self._dtypes = {**_DTYPES, **MASK_DTYPES} if masks else _DTYPES
+        self._has_masks = masks
         if len(folders) > 1 and FOLDER_NAME not in self._pattern:
             raise BadInputError(
                 f"one annotations file for {len(folders)} folders",
@@ -114,15 +122,20 @@ class CocoReader:
 
     @classmethod
     def from_options(cls, folders: Sequence[Path], options: Mapping[str, object]) -> CocoReader:
-        """A reader with the options of ``data.reader``: ``annotations``, ``classes`` and ``index``."""
-        chosen = ReaderOptions(options, allowed_names=("annotations", "classes", "index"))
-        save_index = chosen.get_choice("index", ("memory", "file")) == "file"
-        return cls(folders, chosen.get_name("annotations"), chosen.get_names("classes"), save_index=save_index)
+        """A reader with the options of ``data.reader``: ``annotations``, ``classes``, ``masks`` and ``index``."""
+        chosen = ReaderOptions(options, allowed_names=("annotations", "classes", "masks", "index"))
+        return cls(
+            folders,
+            chosen.get_name("annotations"),
+            chosen.get_names("classes"),
+            save_index=chosen.get_choice("index", ("memory", "file")) == "file",
+            masks=chosen.get_boolean("masks", default=False),
+        )
 
     @cached_property
     def metadata(self) -> Metadata:
         """The columns, and the name of each label's category."""
-        return Metadata("coco", tuple(_DTYPES), _DTYPES, self.class_names)
+        return Metadata("coco", tuple(self._dtypes), self._dtypes, self.class_names)
 
     @cached_property
     def class_names(self) -> tuple[str, ...]:
@@ -222,6 +235,7 @@ class CocoReader:
                 "boxes": RaggedColumn(found.boxes[boxes.values], boxes.bounds),
                 "labels": RaggedColumn(np.array([label_of_id[each] for each in category_ids], np.int64), boxes.bounds),
                 "crowd": RaggedColumn(found.crowd[boxes.values], boxes.bounds),
+                **(found.masks.take(boxes.values, boxes.bounds) if found.masks else {}),
             }
         )
 
@@ -232,17 +246,21 @@ class CocoReader:
     def _load_annotations(self, file: Path) -> CocoAnnotations:
         place = index_path(file)
         if place is None or not (self._save_index or is_remote(file)):
-            return read_annotations(file)
+            return read_annotations(file, masks=self._has_masks)
         saved = load_annotations(place, _version_of(file))
-        if saved is not None:
+        if saved is not None and self._has_masks == (saved.masks is not None):
             return saved
-        found = read_annotations(file)
+        found = read_annotations(file, masks=self._has_masks)
         save_annotations(place, found)
         return found
 
 
-def read_annotations(file: Path) -> CocoAnnotations:
+def read_annotations(file: Path, *, masks: bool = False) -> CocoAnnotations:
     """Read an annotations file. Annotations that cannot be used make their image unusable, which is counted as corrupt.
+
+    Args:
+        file: the file.
+        masks: whether to read the masks of objects, too.
 
     Raises:
         BadInputError: the file does not exist or is no annotations file.
@@ -266,7 +284,8 @@ def read_annotations(file: Path) -> CocoAnnotations:
         raise _file_error(file, "several images have one id")
     if outside := [path for _, path in images if Path(path).is_absolute() or ".." in Path(path).parts]:
         raise _file_error(file, f"image {outside[0]!r} is outside of the folder")
-    objects: list[tuple[int, list[float], int, bool]] = []
+    objects: list[tuple[int, list[float], int, bool, int]] = []
+    read_masks = MaskList() if masks else None
     unusable: dict[int, str] = {}
     for at, annotation in enumerate(annotations):
         image_id = annotation.get("image_id") if isinstance(annotation, dict) else None
@@ -279,11 +298,13 @@ def read_annotations(file: Path) -> CocoAnnotations:
         elif not isinstance(category, int) or category not in categories:
             reason = f"annotation {at} of {file.name} has category {category!r}, which the file does not name"
             unusable.setdefault(number, reason)
+        elif read_masks is not None and (fault := read_masks.add(annotation.get("segmentation"))):
+            unusable.setdefault(number, f"the segmentation of annotation {at} of {file.name} {fault}")
         else:
-            objects.append((number, box, category, bool(annotation.get("iscrowd", False))))
+            objects.append((number, box, category, bool(annotation.get("iscrowd", False)), len(objects)))
     objects.sort(key=lambda each: each[0])  # stable: those of an image stay in the file's order
     counts = np.bincount(np.array([each[0] for each in objects], np.int64), minlength=len(images))
-    return CocoAnnotations(
+    found = CocoAnnotations(
         categories,
         np.array([image_id for image_id, _ in images], np.int64),
         tuple(path for _, path in images),
@@ -294,13 +315,18 @@ def read_annotations(file: Path) -> CocoAnnotations:
         unusable,
         version,
     )
+    if read_masks is None:
+        return found
+    order = np.array([each[4] for each in objects], np.int64)
+    return replace(found, masks=read_masks.to_masks().reordered(order))
 
 
 # --------------------------------------------------------------------------------------------------
 # Annotations as arrays beside their file: reading the JSON of 100,000 images takes each process some seconds.
 
 
-_INDEX_VERSION = 1
+_INDEX_VERSION = 2
+_MASK_PREFIX = "mask_"
 _ARRAYS = ("image_ids", "boxes", "category_ids", "crowd", "bounds")
 
 
@@ -311,8 +337,11 @@ def save_annotations(place: Path, found: CocoAnnotations) -> None:
         "categories": list(found.categories.items()),
         "paths": found.paths,
         "unusable": list(found.unusable.items()),
+        "masks": found.masks is not None,
     }
     arrays = {name: getattr(found, name) for name in _ARRAYS}
+    if found.masks is not None:
+        arrays |= {_MASK_PREFIX + name: values for name, values in found.masks.to_arrays().items()}
     temporary = temporary_path(place)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -333,12 +362,15 @@ def load_annotations(place: Path, version: FileVersion) -> CocoAnnotations | Non
             if head["version"] != [_INDEX_VERSION, *version]:
                 return None
             arrays = {name: saved[name] for name in _ARRAYS}
+            names = [name for name in saved.files if name.startswith(_MASK_PREFIX)] if head["masks"] else []
+            of_masks = {name.removeprefix(_MASK_PREFIX): saved[name] for name in names}
         found = CocoAnnotations(
             {int(number): str(name) for number, name in head["categories"]},
             paths=tuple(map(str, head["paths"])),
             unusable={int(number): str(reason) for number, reason in head["unusable"]},
             version=version,
             **arrays,
+            masks=ObjectMasks.from_arrays(of_masks, len(arrays["boxes"])) if head["masks"] else None,
         )
         _check_arrays(found)
     except FileNotFoundError:

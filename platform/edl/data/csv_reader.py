@@ -126,6 +126,31 @@ class CsvFile:
         except OSError as error:
             raise read_error(self.path, error) from error
 
+    def read_bytes(self, start: int, end: int) -> bytes:
+        """The bytes of rows ``[start, end)``, which must lie within the file; fastest from block to block."""
+        if start >= end:
+            return b""
+        try:
+            with self.path.open("rb") as stream:
+                self._check_version(stream)
+                begin, finish = (self._find_offset(stream, row) for row in (start, end))
+                stream.seek(begin)
+                return stream.read(finish - begin)
+        except OSError as error:
+            raise read_error(self.path, error) from error
+
+    def _find_offset(self, stream: BinaryIO, row: int) -> int:
+        """Byte offset at which a row begins, or the empty lines before it; after the last row the file's size."""
+        if row == self.index.row_count:
+            return self.index.file_version[0]
+        block, rest = divmod(row, ROWS_PER_BLOCK)
+        if not rest:
+            return self.index.offsets[block]
+        parsed = CsvRowStream(stream, self.index.offsets[block], self._dialect.separator)
+        for _ in range(rest):
+            next(parsed)
+        return parsed.offset
+
     def _check_version(self, stream: BinaryIO) -> None:
         # offsets of an earlier version of the file would point into the middle of rows
         if stream_version(stream) != self.index.file_version:

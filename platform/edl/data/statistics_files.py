@@ -83,7 +83,39 @@ class WorkerStatistics:
         """The master has entered an unconfirmed range as done."""
         self.unconfirmed.remove(part)
         self.done = join_ranges([*self.done, part.place])
+        forget_narrower_columns(self.statistics, part.statistics)
         self.statistics.merge(part.statistics)
+
+
+def forget_narrower_columns(earlier: TableStatistics, later: TableStatistics) -> None:
+    """Leave out what earlier ranges have of a column of CSV with a wider type by now. It has too few values then."""
+    for name, column in later.columns.items():
+        if name in earlier.columns and earlier.columns[name].type_name != column.type_name:
+            del earlier.columns[name]
+
+
+def find_wider_types(workers: Sequence[WorkerStatistics]) -> dict[str, str]:
+    """Columns of CSV of which some ranges are summarized by a type that is too narrow, each with the type it needs.
+
+    Args:
+        workers: of a job on CSV: each cell has a value or is missing.
+    """
+    tables = [each.statistics for each in workers] + [part.statistics for each in workers for part in each.unconfirmed]
+    filled = [table for table in tables if table.records]
+    wider: dict[str, str] = {}
+    for name in {name: None for table in filled for name in table.columns}:
+        columns = [table.columns.get(name) for table in filled]
+        kinds = {column.type_name for column in columns if column is not None}
+        is_whole = all(
+            column is not None and column.count + column.missing + column.infinite == table.records
+            for table, column in zip(filled, columns, strict=True)
+        )
+        if len(kinds) > 1 or not is_whole:
+            wider[name] = max(kinds, key=_WIDER_TYPES.index)
+    return wider
+
+
+_WIDER_TYPES = ("int64", "double", "string")
 
 
 def join_ranges(ranges: Iterable[SourceRange]) -> list[SourceRange]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import lzma
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -30,6 +29,7 @@ from edl.data.parquet_reader import ParquetFooter, read_footer
 from edl.data.reader_factory import ReaderOptions
 from edl.data.remote_files import BlockStore, RemotePath
 from edl.data.table_statistics import TableStatistics, plain_type
+from edl.data.text_ranges import CSV_TYPES, TextRanges, WiderTypeError, find_wider_column, open_text_ranges, widest_type
 from edl.data.unpacked_cache import is_packed, name_inside, open_packed
 
 _BATCH_RECORDS = 1 << 17
@@ -37,18 +37,8 @@ _BLOCK_BYTES = 1 << 23
 TABLE_FORMATS = ("csv", "parquet", "arrow", "npz", "jsonl")
 """Formats that have columns."""
 
-_CSV_TYPES = (pa.int64(), pa.float64(), pa.string())
-"""Types of cells; each has all values of those before it."""
-
 Part = Callable[[TableStatistics], Iterator[Any]]
 """A share of the work: yields record batches, and counts corrupt records."""
-
-
-@dataclass
-class WiderTypeError(Exception):
-    """A cell does not fit the type that the first cells of its column had."""
-
-    column: str
 
 
 def scan_table(paths: PathOrPaths, options: Mapping[str, object], threads: int) -> TableStatistics:
@@ -73,9 +63,7 @@ def scan_table(paths: PathOrPaths, options: Mapping[str, object], threads: int) 
     return _scan_parts([_json_part(file, columns) for file in files], threads)
 
 
-def _find_table(
-    paths: PathOrPaths, options: Mapping[str, object], formats: Sequence[str] = TABLE_FORMATS
-) -> tuple[str, Sequence[Path], Mapping[str, object]]:
+def _find_table(paths: PathOrPaths, options: Mapping[str, object]) -> tuple[str, Sequence[Path], Mapping[str, object]]:
     """The format, the files, and the options of the format."""
     format_options = dict(options)
     chosen = format_options.pop("format", None)
@@ -86,12 +74,6 @@ def _find_table(
     if name not in TABLE_FORMATS:
         raise BadInputError(
             f"{name} has no columns that EDL knows", where=str(files[0]), hint=f"tables are {', '.join(TABLE_FORMATS)}"
-        )
-    if name not in formats:
-        raise BadInputError(
-            f"{name} is not summarized by workers of a job",
-            where=str(files[0]),
-            hint="leave out --workers, or convert the files: edl data convert --to parquet",
         )
     return name, files, format_options
 
@@ -108,26 +90,34 @@ def _chosen_columns(name: str, format_options: Mapping[str, object]) -> tuple[st
     return ReaderOptions(format_options, allowed_names=allowed).get_names("columns")
 
 
-RANGE_FORMATS = ("parquet", "arrow", "npz")
-"""Formats that workers share by ranges of records."""
-
-
 class TableRanges:
     """A table of which ranges of records are summarized, as a job leases them.
 
     Args:
         paths: as for ``scan_table``.
-        options: as ``data.reader`` of a job.
+        options: as ``data.reader`` of a job; for JSON lines also ``columns``.
+        types: columns of CSV with a wider type than a sample of the cells has, each with the name of Arrow's type.
 
     Raises:
-        BadInputError: the data cannot be read, or have a format without exact ranges.
+        BadInputError: the data cannot be read, or are compressed files of text and no cache is named.
+
+    Attributes:
+        sources: records of each file.
+        format_name: the format of the files.
     """
 
-    def __init__(self, paths: PathOrPaths, options: Mapping[str, object]) -> None:
-        name, files, format_options = _find_table(paths, options, RANGE_FORMATS)
-        columns = _chosen_columns(name, format_options)
+    def __init__(
+        self, paths: PathOrPaths, options: Mapping[str, object], types: Mapping[str, str] | None = None
+    ) -> None:
+        name, files, format_options = _find_table(paths, options)
+        self.format_name = name
         self.sources: dict[str, int] = {}
-        """Records of each file."""
+        self._text: TextRanges | None = None
+        if name in ("csv", "jsonl"):
+            self._text = _open_text_ranges(name, files, paths, options, types or {})
+            self.sources = self._text.sources
+            return
+        columns = _chosen_columns(name, format_options)
         self._parts: dict[str, list[_RowGroup | _RecordBatch]] = {}
         self._arrays = NumpyReader(files, columns) if name == "npz" else None
         if self._arrays is not None:
@@ -141,13 +131,21 @@ class TableRanges:
     @property
     def group_records(self) -> int:
         """Number of records of the first row group, as most have in files of one writer; 1 in formats without any."""
+        if self._text is not None:
+            return self._text.group_records
         return max(1, next((group.records for groups in self._parts.values() for group in groups), 1))
 
     def scan(self, source: str, start: int, end: int) -> TableStatistics:
-        """Statistics of records ``[start, end)`` of a file."""
+        """Statistics of records ``[start, end)`` of a file.
+
+        A cell of CSV that is none of its column's type gives the column a wider one, in this range and those after it.
+        The statistics of ranges before it then lack the column: see ``statistics_files.find_wider_types``.
+        """
         if not 0 <= start <= end <= self.sources.get(source, 0):
             raise BadInputError(f"there are no records {start} to {end}", where=source)
         statistics = TableStatistics()
+        if self._text is not None:
+            return self._scan_text(self._text, source, start, end)
         if self._arrays is not None:
             _add_batches(statistics, _npz_batches(self._arrays, source, start, end))
             return statistics
@@ -158,6 +156,33 @@ class TableRanges:
                 _add_batches(statistics, group.batches(statistics, begin, finish))
             first += group.records
         return statistics
+
+    def _scan_text(self, text: TextRanges, source: str, start: int, end: int) -> TableStatistics:
+        # Ends: a column gets a wider type twice at most.
+        while True:
+            statistics = TableStatistics()
+            try:
+                with _reading(Path(source)):
+                    _add_batches(statistics, text.tables(statistics, source, start, end))
+            except WiderTypeError as error:
+                text.widen(error.column)
+            else:
+                return statistics
+
+
+def _open_text_ranges(
+    name: str, files: Sequence[Path], paths: PathOrPaths, options: Mapping[str, object], types: Mapping[str, str]
+) -> TextRanges:
+    columns: Sequence[str] = ()
+    if name == "jsonl":  # whose records are lines to a job
+        columns = ReaderOptions({"columns": options.get("columns", ())}, allowed_names=("columns",)).get_names(
+            "columns"
+        )
+        options = {key: value for key, value in options.items() if key != "columns"}
+    ranges = open_text_ranges(name, paths, options, columns, types)
+    with _reading(files[0]):
+        _check_columns(ranges.schema, columns, files[0])
+    return ranges
 
 
 def _add_batches(statistics: TableStatistics, batches: Iterator[Any]) -> None:
@@ -353,7 +378,7 @@ def _scan_csv(files: Sequence[Path], options: Mapping[str, object], threads: int
             parts = [_csv_part(file, separator, columns, types, has_header=has_header) for file in files]
             return _scan_parts(parts, threads)
         except WiderTypeError as error:
-            types[error.column] = _CSV_TYPES[_CSV_TYPES.index(types[error.column]) + 1]
+            types[error.column] = CSV_TYPES[CSV_TYPES.index(types[error.column]) + 1]
 
 
 def _csv_part(file: Path, separator: str, columns: Sequence[str], types: dict[str, Any], *, has_header: bool) -> Part:
@@ -385,9 +410,7 @@ def _csv_part(file: Path, separator: str, columns: Sequence[str], types: dict[st
             hint="all files of a data set must have the same columns in the same order",
         )
     for name, kind in found.items():
-        # What is no number in the first cells is text; no cell at all may yet become anything.
-        rank = 0 if pa.types.is_null(kind) else _CSV_TYPES.index(kind) if kind in _CSV_TYPES else 2
-        types[name] = _CSV_TYPES[max(rank, _CSV_TYPES.index(types.get(name, pa.int64())))]
+        types[name] = widest_type(kind, types.get(name, CSV_TYPES[0]))
 
     def batches(statistics: TableStatistics) -> Iterator[Any]:
         skipped[0] = 0
@@ -396,8 +419,9 @@ def _csv_part(file: Path, separator: str, columns: Sequence[str], types: dict[st
                 for batch in stream:
                     yield batch.select(list(columns)) if columns else batch
         except BadInputError as error:
-            if at := re.search(r"In CSV column #(\d+): .*conversion error to (int64|double)", str(error.__cause__)):
-                raise WiderTypeError(list(found)[int(at[1])]) from error
+            column = find_wider_column(error.__cause__, list(found)) if isinstance(error.__cause__, Exception) else None
+            if column is not None:
+                raise WiderTypeError(column) from error
             raise
         statistics.corrupt_records += skipped[0]
 

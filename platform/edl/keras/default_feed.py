@@ -21,7 +21,8 @@ def make_default_feed(schema: SchemaSpec, model: Any, origin: Callable[..., Any]
     """``feed(dataset, mode, metadata)`` for a schema.
 
     Its attribute ``feed_minibatch(records, mode, metadata)`` parses all records of a minibatch at once, which takes a
-    hundredth of the time for a table; it returns None where records must be parsed one by one.
+    hundredth of the time for a table; it returns None where records must be parsed one by one. Its attribute
+    ``windows_at_once(metadata)`` is the number of minibatches that are made at the same time.
 
     Args:
         schema: of the job.
@@ -50,6 +51,10 @@ def make_default_feed(schema: SchemaSpec, model: Any, origin: Callable[..., Any]
     feed.__signature__ = inspect.signature(feed)  # type: ignore[attr-defined]
     feed.__wrapped__ = origin  # type: ignore[attr-defined]
     feed.feed_minibatch = feed_minibatch  # type: ignore[attr-defined]
+    # Of one minibatch, threads wait for the last image while nothing is read and no other one is decoded.
+    feed.windows_at_once = lambda metadata: (  # type: ignore[attr-defined]
+        2 if metadata.format == "images" and decoding_threads() else 1
+    )
     feed.explain_bad_record = lambda record, mode, metadata: _explain_bad_record(  # type: ignore[attr-defined]
         schema, inputs, record, mode, metadata
     )

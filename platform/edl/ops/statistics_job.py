@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from edl.api.errors import BadInputError, EdlError
 
 if TYPE_CHECKING:
+    from edl.data.statistics_files import WorkerStatistics
+    from edl.data.table_scan import TableRanges
     from edl.data.table_statistics import TableStatistics
 
 _NAME = "data-stats"
@@ -47,15 +49,29 @@ def lease_records(records: int, workers: int, group_records: int) -> int:
 
 
 def statistics_job(
-    paths: Sequence[str], options: Mapping[str, object], records: int, workers: int, group_records: int = 1
+    paths: Sequence[str],
+    options: Mapping[str, object],
+    records: int,
+    workers: int,
+    group_records: int = 1,
+    arguments: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The job file. Leases are ranges of the files (see ``lease_records``), and each record comes once."""
+    """The job file. Leases are ranges of the files (see ``lease_records``), and each record comes once.
+
+    Args:
+        paths: of the files.
+        options: as ``data.reader`` of a job.
+        records: of all files.
+        workers: number of workers.
+        group_records: see ``lease_records``.
+        arguments: of the program.
+    """
     lease = lease_records(records, workers, group_records)
     steps = next(steps for steps in range(_MOST_STEPS, 0, -1) if lease % steps == 0)
     return {
         "apiVersion": "edl.dev/v1",
         "name": _NAME,
-        "command": ["python", "-m", "edl.sharding.table_statistics"],
+        "command": ["python", "-m", "edl.sharding.table_statistics", *arguments],
         "model": {"zoo": "."},
         "data": {"training": list(paths), "reader": dict(options)},
         "train": {
@@ -76,18 +92,43 @@ def scan_with_workers(paths: Sequence[str], options: Mapping[str, object], worke
         StatisticsJobError: the job failed.
     """
     from edl.data.remote_files import is_remote
-    from edl.data.statistics_files import FOLDER, merge_workers, read_worker_files
+    from edl.data.statistics_files import find_wider_types, merge_workers
     from edl.data.table_scan import TableRanges, scan_table
 
     # The job runs in another directory.
     places = [path if is_remote(path) else os.path.abspath(path) for path in paths]
     table = TableRanges(places, options)  # what is wrong is said before processes start
-    records = sum(table.sources.values())
-    if not records:
+    if not sum(table.sources.values()):
         return scan_table(places, options, 1)
+    types: dict[str, str] = {}
+    # Ends: all types that are too narrow show in one run.
+    while True:
+        found = _run_job(places, options, table, workers, types)
+        wider = find_wider_types(found) if table.format_name == "csv" else {}
+        if not wider:
+            return merge_workers(found)
+        named = ", ".join(f"{name} ({kind})" for name, kind in wider.items())
+        print(f"Cells that are seldom need a wider type: {named}. The workers start again.", file=sys.stderr)
+        types |= wider
+
+
+def _run_job(
+    paths: Sequence[str], options: Mapping[str, object], table: TableRanges, workers: int, types: Mapping[str, str]
+) -> list[WorkerStatistics]:
+    """What the workers of one job have summarized."""
+    from edl.data.statistics_files import FOLDER, read_worker_files
+
+    options, arguments = dict(options), list[str]()
+    columns: Any = options.get("columns", ())
+    if columns and table.format_name == "jsonl":  # whose records are lines to a job
+        del options["columns"]
+        arguments += ["--columns", *columns]
+    if types:
+        arguments += ["--types", *(f"{name}={kind}" for name, kind in types.items())]
+    records = sum(table.sources.values())
     folder = Path(mkdtemp(prefix="edl-stats-"))
     job = folder / "job.json"
-    job.write_text(json.dumps(statistics_job(places, options, records, workers, table.group_records)))
+    job.write_text(json.dumps(statistics_job(paths, options, records, workers, table.group_records, arguments)))
     command = [sys.executable, "-m", "edl.cli.app", "run", str(job)]
     done = subprocess.run(command, cwd=folder, stdout=sys.stderr, check=False)
     if done.returncode:
@@ -97,6 +138,6 @@ def scan_with_workers(paths: Sequence[str], options: Mapping[str, object], worke
         runs = list(folder.glob(f".edl/local/**/{FOLDER}"))
         if not runs:
             raise BadInputError("the job has written no statistics", where=f"--workers {workers}")
-        return merge_workers(read_worker_files(runs[0]))
+        return read_worker_files(runs[0])
     finally:
         shutil.rmtree(folder, ignore_errors=True)

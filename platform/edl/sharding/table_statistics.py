@@ -21,6 +21,7 @@ from edl.data.statistics_files import (
     RangeStatistics,
     SourceRange,
     WorkerStatistics,
+    find_wider_types,
     merge_workers,
     read_worker_files,
     write_worker_file,
@@ -38,13 +39,23 @@ def main(arguments: list[str] | None = None) -> None:
         prog="edl.sharding.table_statistics", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("--top", type=int, default=1000, help="most frequent values of a column, default 1000")
+    parser.add_argument("--columns", nargs="+", default=[], help="columns of JSON lines; all by default")
+    parser.add_argument(
+        "--types",
+        nargs="+",
+        default=[],
+        metavar="NAME=TYPE",
+        help="columns of CSV that need a wider type: double, string",
+    )
     given = parser.parse_args(arguments)
+    types = {name: kind for name, _, kind in (each.rpartition("=") for each in given.types)}
     folder = ProcessIdentity.from_environment().run_dir / FOLDER
     with Client.from_env() as client:
         check_job(client.job)
-        table = TableRanges(client.job.data.training, client.job.data.reader)
+        options = {**client.job.data.reader, **({"columns": given.columns} if given.columns else {})}
+        table = TableRanges(client.job.data.training, options, types)
         summarize_ranges(client, table, folder / f"worker-{client.uid}.npz")
-        write_result(folder, given.top)
+        write_result(folder, given.top, is_csv=table.format_name == "csv")
 
 
 def check_job(spec: JobSpec) -> None:
@@ -86,10 +97,18 @@ def summarize_ranges(client: Client, table: TableRanges, path: Path) -> None:
         write_worker_file(path, worker)
 
 
-def write_result(folder: Path, top: int) -> None:
-    """Write the merged result, unless records are still with another worker, which writes it then."""
+def write_result(folder: Path, top: int, *, is_csv: bool = False) -> None:
+    """Write the merged result, unless records are still with another worker, which writes it then.
+
+    If a column of CSV needs a wider type than its sample, there is no result, and the types are said.
+    """
     try:
-        result = merge_workers(read_worker_files(folder)).to_json(top)
+        workers = read_worker_files(folder)
+        if is_csv and (wider := find_wider_types(workers)):
+            types = " ".join(f"{name}={kind}" for name, kind in wider.items())
+            print(f"no result: some cells need a wider type; start it again with --types {types}", file=sys.stderr)
+            return
+        result = merge_workers(workers).to_json(top)
     except BadInputError as error:
         print(f"no result yet: {error}", file=sys.stderr)
         return

@@ -13,6 +13,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -80,8 +81,9 @@ def feed_in_background(
 ) -> Iterator[Minibatch]:
     """Feed windows on a separate thread, ``prefetch`` of them ahead of the consumer.
 
-    A window from which ``feed`` keeps no record gives a minibatch whose features are None, so that every
-    window has a minibatch. Closing the iterator makes the thread end at its next window.
+    Several are fed at the same time if ``feed`` allows it (``FeedFunction.windows_at_once``); minibatches come in the
+    order of the windows in any case. A window from which ``feed`` keeps no record gives a minibatch whose features are
+    None, so that every window has a minibatch. Closing the iterator makes the thread end at its next window.
 
     Args:
         feed_function: the user's ``feed``, which may be traced already.
@@ -92,7 +94,7 @@ def feed_in_background(
         FeedError: ``feed`` raised, or yields the wrong structure.
         Exception: an exception of ``windows``, unchanged, after the minibatches before it.
     """
-    ready: queue.Queue[Minibatch | BaseException | None] = queue.Queue(max(1, prefetch))
+    ready: queue.Queue[Minibatch | Future[Minibatch] | BaseException | None] = queue.Queue(max(1, prefetch))
     closed = threading.Event()
     threading.Thread(
         target=_feed_windows, args=(feed_function, windows, ready, closed), name="feed", daemon=True
@@ -101,7 +103,7 @@ def feed_in_background(
         while (item := ready.get()) is not None:
             if isinstance(item, BaseException):
                 raise item
-            yield item
+            yield item.result() if isinstance(item, Future) else item
     finally:
         # The thread ends by this flag. The queue must not be drained for it: a Ctrl-C within `get` may
         # have left its lock locked.
@@ -115,14 +117,23 @@ def _feed_windows(
     closed: threading.Event,
 ) -> None:
     end: BaseException | None = None
+    at_once = feed_function.windows_at_once
+    pool = ThreadPoolExecutor(at_once, thread_name_prefix="feed") if at_once > 1 else None
+
+    def make(tag: int, window: RecordWindow) -> Minibatch:
+        return feed_function.make_minibatch(tag, window) or Minibatch(tag, None, None)
+
     try:
         for tag, window in windows:
             if closed.is_set():
                 return
-            minibatch = feed_function.make_minibatch(tag, window)
-            _put_unless_closed(ready, minibatch or Minibatch(tag, None, None), closed)
+            # The consumer gets what is not made yet, too: the next window may come only when it has trained this one.
+            _put_unless_closed(ready, make(tag, window) if pool is None else pool.submit(make, tag, window), closed)
     except BaseException as error:  # noqa: BLE001  raised again by the consumer
         end = error
+    finally:
+        if pool is not None:
+            pool.shutdown(wait=False, cancel_futures=closed.is_set())
     _put_unless_closed(ready, end, closed)
 
 
@@ -159,6 +170,13 @@ class FeedFunction:
         self._pad = pad
         self._zoo = zoo or Path(inspect.getfile(inspect.unwrap(feed))).parent
         self._traced_feed: Callable[[Any], Any] | None = None
+        self._tracing = threading.Lock()
+
+    @property
+    def windows_at_once(self) -> int:
+        """The number of windows that may be fed at the same time: 1 for a user's ``feed``, which may have a state."""
+        windows_at_once = getattr(self._feed, "windows_at_once", None)
+        return 1 if windows_at_once is None else int(windows_at_once(self._metadata))
 
     def with_metadata(self, metadata: Any) -> FeedFunction:
         """The same ``feed`` for records of another reader."""
@@ -252,8 +270,9 @@ class FeedFunction:
         try:
             with user_code(self._zoo, "feed()", function=self._feed):
                 records = _to_tensors(window)
-                if self._traced_feed is None:
-                    self._traced_feed = self._trace_feed(records)
+                with self._tracing:
+                    if self._traced_feed is None:
+                        self._traced_feed = self._trace_feed(records)
                 return self._traced_feed(records)
         except UserCodeError as error:
             if _EMPTY_DATASET_MESSAGE in error.detail:

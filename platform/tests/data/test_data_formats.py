@@ -30,6 +30,7 @@ from support.tfrecords import write_tfrecord
 from edl.api.errors import BadInputError
 from edl.api.job_spec import DataSpec
 from edl.data.block_file import FramingError
+from edl.data.coco_masks import unpack_runs
 from edl.data.image_content import find_image_fault
 from edl.data.reader import CorruptRange
 from edl.data.reader_factory import check_reader_options, open_reader, shuffled_order
@@ -819,6 +820,78 @@ def test_images_that_coco_lists_and_that_cannot_be_used_are_reported_alone(tmp_p
     assert "does not begin like" in reasons[1]
     assert reasons[2] == "the bbox of annotation 0 of _annotations.coco.json is not four numbers"
     assert reasons[3] == "annotation 1 of _annotations.coco.json has category 3, which the file does not name"
+
+
+def write_masks(folder: Path, segmentations: list[Any]) -> Path:
+    """Five images with objects of these masks, two objects in the first one, listed backwards."""
+    annotations = [
+        {"image_id": 5 + max(0, at - 1), "category_id": 7, "bbox": [at, 0, 1, 1], "segmentation": segmentation}
+        for at, segmentation in reversed([*enumerate(segmentations)])
+    ]
+    return write_coco(folder, range(5), folder.with_suffix(".json"), annotations=annotations)
+
+
+RUNS = {"size": [3, 4], "counts": [2, 3, 1, 0, 4, 2]}
+PACKED_RUNS = {"size": [3, 4], "counts": "23100O"}
+
+
+@pytest.mark.parametrize("index", ["memory", "file"])
+def test_masks_of_coco_are_polygons_and_run_lengths(tmp_path: Path, index: str) -> None:
+    square, triangle = [0, 0, 2.5, 0, 2.5, 2, 0, 2], [1, 1, 4, 1, 4, 3]
+    folder = write_masks(tmp_path / "a", [[square, triangle], RUNS, [triangle], [], None, PACKED_RUNS])
+    options: dict[str, object] = {"annotations": "a.json", "masks": True, "index": index}
+    for _ in range(2):  # made, and from the index
+        records = open_reader(folder, options).read(str(folder), 0, 5)
+        first, second, *others = records
+        assert first["boxes"][:, 0].tolist() == [1, 0], "in the order of the file"
+        assert [[polygon.tolist() for polygon in each] for each in first["polygons"]] == [[], [square, triangle]]
+        assert [each.tolist() for each in first["runs"]] == [RUNS["counts"], []]
+        assert first["run_size"].tolist() == [[3, 4], [0, 0]]
+        assert [[polygon.tolist() for polygon in each] for each in second["polygons"]] == [[triangle]]
+        assert [[len(each) for each in record["polygons"]] for record in others] == [[0], [0], [0]]
+        assert others[2]["runs"][0].tolist() == [2, 3, 1, 3, 1, 2]
+    names = open_reader(folder, options).metadata.column_names
+    assert names[-3:] == ("polygons", "runs", "run_size")
+    without = open_reader(folder, {**options, "masks": False})
+    assert "polygons" not in without.read(str(folder), 0, 1)[0], "an index with masks is not used without them"
+    assert len(open_reader(folder, options).read(str(folder), 0, 1)[0]["polygons"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("runs", "text"),
+    [
+        ([6, 1, 40, 4, 5, 4, 5, 4, 21], "61X13mN000`0"),
+        ([2, 3, 1, 3, 1, 2], "23100O"),
+        ([0, 700, 3, 1000, 1, 20, 276], "0le03\\9N\\QOc8"),
+        ([], ""),
+    ],
+)
+def test_packed_run_lengths_are_those_of_pycocotools(runs: list[int], text: str) -> None:
+    """The texts are what ``pycocotools.mask.encode`` makes of the masks."""
+    assert unpack_runs(text) == runs
+
+
+@pytest.mark.parametrize(
+    ("segmentation", "said"),
+    [
+        ([[0, 0, 1, 1]], "has a polygon that is not three or more pairs of numbers"),
+        ([[0, 0, 1, 1, 2, 2, 3]], "has a polygon that is not three or more pairs of numbers"),
+        ([[0, 0, 1, 1, 2, None]], "has a polygon that is not three or more pairs of numbers"),
+        ({"size": [3, 4], "counts": [2, 3]}, "its runs have 5 pixels, and its size 3 x 4"),
+        ({"size": [3, 4], "counts": [-1, 13]}, "its numbers are no lengths"),
+        ({"size": [3, 4], "counts": "\u00e4"}, "is no run-length encoding"),
+        ({"size": [3, 4], "counts": "P"}, "ends within a number"),
+        ({"counts": [12]}, "is no run-length encoding: 'size'"),
+        ("no mask", "is neither polygons nor a run-length encoding"),
+    ],
+)
+def test_a_mask_that_is_none_makes_its_image_corrupt(tmp_path: Path, segmentation: object, said: str) -> None:
+    folder = write_masks(tmp_path / "a", [None, None, segmentation])
+    found, corrupt = read_damaged(folder, annotations="a.json", masks=True)
+    assert ([each.start for each in corrupt], len(found)) == ([1], 4)
+    assert "the segmentation of annotation 0 of a.json " in corrupt[0].reason
+    assert said in corrupt[0].reason
+    assert len(read_damaged(folder, annotations="a.json")[0]) == 5, "who asks for no masks needs none"
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,14 @@ from edl.api.errors import BadInputError
 from edl.data import sketches
 from edl.data.data_files import PACKED_SUFFIXES
 from edl.data.sketches import hash_bytes
+from edl.data.statistics_files import (
+    RangeStatistics,
+    SourceRange,
+    WorkerStatistics,
+    decode_worker,
+    encode_worker,
+    find_wider_types,
+)
 from edl.data.table_scan import TableRanges, scan_table
 from edl.data.table_statistics import TableStatistics
 
@@ -238,9 +246,92 @@ def test_a_damaged_row_group_is_counted_once_by_ranges(tmp_path: Path) -> None:
     assert (merged.records, merged.corrupt_records) == (2000, 1000)
 
 
-def test_formats_without_exact_ranges_are_refused_by_workers(tmp_path: Path) -> None:
-    with pytest.raises(BadInputError, match="edl data convert"):
-        TableRanges(write_table(tmp_path, "csv"), {})
+def test_ranges_of_csv_have_the_rows_of_their_numbers_and_count_those_with_wrong_cells(tmp_path: Path) -> None:
+    rows = [f'{number},"t\n{number % 7}",{number / 4 if number % 3 else ""}' for number in range(1000)]
+    rows[300:301], rows[700] = ["", "300,one cell too few"], '700,"a "" b",1.5'
+    (tmp_path / "a.csv").write_text("n,t,x\n" + "\n".join(rows))
+    (tmp_path / "b.csv").write_text("n,t,x\n7,u,1\n")
+    table, merged = TableRanges(tmp_path, {}), TableStatistics()
+    assert (list(table.sources.values()), table.group_records) == ([1000, 1], 256)
+    first, second = table.sources
+    for start, end in ((0, 256), (256, 299), (299, 301), (301, 301), (301, 1000)):
+        merged.merge(table.scan(first, start, end))
+    merged.merge(table.scan(second, 0, 1))
+    assert merged.corrupt_records == 1
+    assert merged.to_json(10) == scan_table(tmp_path, {}, 1).to_json(10)
+
+
+def test_ranges_of_csv_without_a_header_have_chosen_columns(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("1;a\n2;b\n")
+    options = {"header": False, "sep": ";", "columns": ["n", "t"]}
+    table = TableRanges(tmp_path / "a.csv", options)
+    found = table.scan(str(tmp_path / "a.csv"), 0, 2).to_json(10)
+    assert found == scan_table(tmp_path / "a.csv", options, 1).to_json(10)
+    (tmp_path / "b.csv").write_text("n,t\n1,a\n")
+    table = TableRanges(tmp_path / "b.csv", {"columns": ["t"]})
+    assert [*table.scan(str(tmp_path / "b.csv"), 0, 1).columns] == ["t"]
+
+
+def test_a_csv_cell_that_is_seldom_gives_its_column_a_wider_type_in_all_ranges(tmp_path: Path) -> None:
+    """The first and the last block of a file are sampled, and some between them: here none with the odd cells."""
+    cells = ["1"] * (100 * 256)
+    cells[256 + 5], cells[98 * 256 - 3] = "2.5", "none"
+    path = tmp_path / "a.csv"
+    path.write_text("v,w\n" + "".join(f"{cell},1\n" for cell in cells))
+    source, half = str(path), 50 * 256
+    places = [SourceRange(source, start, start + half // 2) for start in range(0, 2 * half, half // 2)]
+    workers = [WorkerStatistics({source: 2 * half}) for _ in range(2)]
+    for worker, share in zip(workers, (places[:2], places[2:]), strict=True):
+        table = TableRanges(path, {})
+        for place in share:
+            worker.unconfirmed.append(RangeStatistics(place, table.scan(*place)))
+            worker.confirm(worker.unconfirmed[0])
+    wider = find_wider_types([decode_worker(encode_worker(worker), "") for worker in workers])
+    assert wider == {"v": "string"}
+    table = TableRanges(path, {}, wider)
+    merged = TableStatistics()
+    for place in places:
+        merged.merge(table.scan(*place))
+    assert columns_of(merged)["v"] == columns_of(scan_table(path, {}, 1))["v"]
+    assert columns_of(merged)["v"]["top"][0] == ["1", 2 * half - 2]
+    assert (merged.records, columns_of(merged)["w"]["count"]) == (2 * half, 2 * half)
+
+
+def test_a_wider_type_in_the_first_range_of_all_workers_is_no_reason_to_start_again(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("v\n" + "1\n" * 10)
+    table = TableRanges(tmp_path / "a.csv", {}, {"v": "string"})
+    place = SourceRange(str(tmp_path / "a.csv"), 0, 10)
+    worker = WorkerStatistics(dict(table.sources), unconfirmed=[RangeStatistics(place, table.scan(*place))])
+    assert (find_wider_types([worker]), find_wider_types([])) == ({}, {})
+
+
+def test_ranges_of_json_lines_are_lines_of_their_numbers(tmp_path: Path) -> None:
+    lines = [
+        json.dumps({"n": number, "t": f"t{number % 5}", "x": None if number % 3 else number / 2})
+        for number in range(500)
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join([*lines[:100], "", *lines[100:]]))
+    table, merged = TableRanges(tmp_path / "a.jsonl", {}), TableStatistics()
+    source = str(tmp_path / "a.jsonl")
+    assert (table.sources, table.group_records) == ({source: 500}, 1)
+    for start, end in ((0, 99), (99, 99), (99, 102), (102, 500)):
+        merged.merge(table.scan(source, start, end))
+    assert merged.to_json(10) == scan_table(source, {}, 1).to_json(10)
+    chosen = TableRanges(source, {"columns": ["t"]}).scan(source, 0, 5)
+    assert [*chosen.columns] == ["t"]
+    with pytest.raises(BadInputError, match="no column y"):
+        TableRanges(source, {"columns": ["y"]})
+
+
+def test_compressed_text_needs_a_cache_to_have_ranges(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "a.csv.gz", "wt") as stream:
+        stream.write("v\n1\n2\n")
+    with pytest.raises(BadInputError, match="compressed") as raised:
+        TableRanges(tmp_path / "a.csv.gz", {})
+    assert "data.reader.cache" in (raised.value.hint or "")
+    table = TableRanges(tmp_path / "a.csv.gz", {"cache": str(tmp_path / "cache")})
+    (source,) = table.sources
+    assert table.scan(source, 0, 2).records == 2
 
 
 def test_lists_are_summarized_by_their_items(tmp_path: Path) -> None:

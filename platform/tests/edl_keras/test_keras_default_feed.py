@@ -383,6 +383,14 @@ def test_images_that_threads_decode_keep_their_order(
     np.testing.assert_array_equal(made.features, np.stack(expected))
 
 
+@pytest.mark.parametrize(("format_name", "threads", "at_once"), [("images", 4, 2), ("images", None, 1), ("csv", 4, 1)])
+def test_minibatches_of_images_are_made_while_the_last_image_of_another_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format_name: str, threads: int | None, at_once: int
+) -> None:
+    monkeypatch.setattr("edl.keras.default_feed.decoding_threads", lambda: threads)
+    assert feed_of(tmp_path, image_model(8, 5, 3), SchemaSpec(), Metadata(format_name)).windows_at_once == at_once
+
+
 @pytest.mark.parametrize(("cores", "threads"), [(1, None), (4, 4)])
 def test_as_many_images_are_decoded_at_once_as_the_worker_has_cores(
     monkeypatch: pytest.MonkeyPatch, cores: int, threads: int | None

@@ -13,6 +13,7 @@ import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ TRAIN = {"epochs": 1, "minibatch_size": 10}
 
 
 def test_every_program_of_the_pages_is_tried() -> None:
-    assert PAGES.count("```python") == len(PROGRAMS) == 16
+    assert PAGES.count("```python") == len(PROGRAMS) == 17
 
 
 def test_every_page_of_a_format_has_a_module_that_trains() -> None:
@@ -59,6 +60,14 @@ def test_layers_are_adapted_from_the_statistics_of_a_table(tmp_path: Path) -> No
     with (tmp_path / "trips.json").open("w") as result:
         subprocess.run(stats, cwd=tmp_path, stdout=result, check=True, timeout=100)
     run(tmp_path, "layers adapted from trips.json")
+
+
+def test_the_mask_of_a_crowd_is_drawn_down_its_columns() -> None:
+    names: dict[str, Any] = {}
+    exec(PROGRAMS["the mask of a crowd"], names)
+    drawn = names["draw_runs"](np.array([2, 3, 1, 0, 4, 2]), np.array([3, 4]))
+    wanted = [[0, 1, 0, 0], [0, 1, 0, 1], [1, 0, 0, 1]]
+    np.testing.assert_array_equal(drawn, np.array(wanted, bool))
 
 
 def job_of(folder: Path, section: str, data: Path) -> JobFolder:

@@ -152,6 +152,28 @@ def test_the_command_runs_such_a_job(tmp_path: Path) -> None:
     assert not (tmp_path / ".edl").exists()
 
 
+def test_the_command_shares_rows_of_csv_and_starts_again_for_a_type_that_is_too_narrow(tmp_path: Path) -> None:
+    """Every other block of 256 rows is sampled; the odd cell is in none of these."""
+    rows = [f"{number % 50},t{number % 30}" for number in range(200 * 256)]
+    rows[101 * 256] = "none,t1"
+    (tmp_path / "table.csv").write_text("\n".join(["n,t", *rows]))
+    done = edl("data", "stats", "table.csv", "--workers", "2", "--json", cwd=tmp_path, timeout=200)
+    assert done.returncode == 0, done.stderr
+    check_equal(json.loads(done.stdout), scan_table(tmp_path / "table.csv", {}, 1).to_json(1000))
+    assert "n (string). The workers start again" in done.stderr
+
+
+@pytest.mark.repetition
+def test_the_command_shares_json_lines(tmp_path: Path) -> None:
+    lines = [json.dumps({"n": number % 50, "t": f"t{number % 30}", "x": 1}) for number in range(3000)]
+    (tmp_path / "table.jsonl").write_text("\n".join(lines))
+    chosen = ("--columns", "n,t")
+    done = edl("data", "stats", "table.jsonl", "--workers", "2", *chosen, "--json", cwd=tmp_path, timeout=120)
+    assert done.returncode == 0, done.stderr
+    local = scan_table(tmp_path / "table.jsonl", {"columns": ["n", "t"]}, 1)
+    check_equal(json.loads(done.stdout), local.to_json(1000))
+
+
 @pytest.mark.repetition
 def test_a_job_whose_ranges_are_not_those_of_the_files_is_refused(tmp_path: Path) -> None:
     train = {"epochs": 2, "minibatch_size": 50, "shuffle": {"window": 0}}

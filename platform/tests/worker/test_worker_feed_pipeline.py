@@ -242,6 +242,63 @@ def test_it_runs_ahead_by_so_many_windows_and_ends_when_it_is_closed() -> None:
     assert len(taken) < 10
 
 
+def pooled_feed(change: Any) -> FeedFunction:
+    """A feed of which two windows may be fed at a time."""
+
+    def feed(dataset: Any, mode: str, metadata: Any) -> Any:
+        return dataset.map(lambda record: (record, tf.ensure_shape(tf.numpy_function(change, [record], tf.int64), [])))
+
+    feed.windows_at_once = lambda metadata: metadata  # type: ignore[attr-defined]
+    return FeedFunction(feed, "training", 2)
+
+
+def numbered_windows(count: int) -> Iterator[tuple[int, RecordWindow]]:
+    return ((tag, RecordWindow(np.array([tag]))) for tag in range(count))
+
+
+def test_windows_that_are_fed_at_the_same_time_come_in_their_order() -> None:
+    both, second = threading.Barrier(2), threading.Event()
+
+    def change(number: Any) -> Any:
+        if number < 2:  # neither ends before the other has begun, and the first one ends last
+            both.wait(20)
+            assert number or second.wait(20)
+            if number:
+                second.set()
+        return 10 * number
+
+    found = list(feed_in_background(pooled_feed(change), numbered_windows(6)))
+    assert [(each.tag, each.labels.numpy().tolist()) for each in found] == [(tag, [10 * tag]) for tag in range(6)]
+
+
+def test_a_window_that_cannot_be_fed_ends_it_after_those_before_it() -> None:
+    def change(number: Any) -> Any:
+        if number == 2:
+            raise ValueError("no third")
+        return number
+
+    found = feed_in_background(pooled_feed(change), numbered_windows(6))
+    assert [next(found).tag for _ in range(2)] == [0, 1]
+    with pytest.raises(FeedError, match="no third"):
+        next(found)
+
+
+def test_a_minibatch_comes_while_the_next_window_is_waited_for() -> None:
+    """A worker may get its next lease only when it has reported the last one."""
+    trained = threading.Event()
+
+    def waiting() -> Iterator[tuple[int, RecordWindow]]:
+        for tag, made in numbered_windows(3):
+            if tag == 2:
+                assert trained.wait(20)
+            yield tag, made
+
+    found = feed_in_background(pooled_feed(lambda number: number), waiting())
+    assert [next(found).tag for _ in range(2)] == [0, 1]
+    trained.set()
+    assert [each.tag for each in found] == [2]
+
+
 def test_a_ctrl_c_in_the_middle_of_a_wait_ends_it_though_its_lock_stays_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python may be interrupted between taking the queue's lock and the block that gives it back."""
 
