@@ -524,9 +524,24 @@ def _optimizer_factory(optimizer: Any, path: Path) -> Any:
     @functools.wraps(optimizer)
     def call(*arguments: Any) -> Any:
         returned = optimizer(*arguments)
+        if _is_of_keras2(returned) and not uses_keras2(None):
+            raise BadInputError(
+                f"optimizer() returned {type(returned).__name__} of Keras 2, but the job is for Keras 3",
+                where=str(path),
+                hint=f"use keras.optimizers or tf.keras.optimizers; {_FOR_KERAS2}",
+            )
         return _optimizer_by_name(returned, path) if isinstance(returned, str) else returned
 
     return call
+
+
+_FOR_KERAS2 = "if the module is written for Keras 2, set model.keras: 2 in the job file"
+
+
+def _is_of_keras2(value: Any) -> bool:
+    """Whether it is made by ``tf_keras``, or by the Keras 2 that TensorFlow keeps as ``tensorflow.python.keras``."""
+    packages = ("tf_keras.", "tensorflow.python.keras.")
+    return any(f"{base.__module__}.".startswith(packages) for base in type(value).__mro__)
 
 
 def _optimizer_by_name(name: str, path: Path) -> Any:
@@ -604,6 +619,12 @@ def _model_factory(
                 f"{zoo_module.function}() returned a model of Keras 3, but the job is for Keras 2",
                 where=str(zoo_module.path),
                 hint="use tf.keras, or remove model.keras: 2 (and TF_USE_LEGACY_KERAS)",
+            )
+        if not isinstance(model, keras.Model) and _is_of_keras2(model):
+            raise BadInputError(
+                f"{zoo_module.function}() returned a model of Keras 2 (tensorflow.python.keras)",
+                where=str(zoo_module.path),
+                hint=_FOR_KERAS2,
             )
         if not isinstance(model, keras.Model):
             raise BadInputError(

@@ -403,6 +403,23 @@ def test_functions_that_raise_later_and_other_results_are_named(tmp_path: Path) 
         module.make_model()
 
 
+@pytest.mark.parametrize("package", ["tf_keras", "tensorflow.python.keras"])
+def test_parts_of_keras_2_in_a_job_for_keras_3_are_named_with_what_to_set(tmp_path: Path, package: str) -> None:
+    kind = "SGD" if package == "tf_keras" else "adam_v2.Adam"
+    source = MODULE.replace(
+        'raise ValueError("rate?")', f"return importlib.import_module('{package}.optimizers').{kind}()"
+    )
+    source += f"import importlib\ndef old(): return importlib.import_module('{package}').Sequential()\n"
+    module = module_in(tmp_path, source, "old")
+    with pytest.raises(BadInputError, match=r"optimizer\(\) returned \w+ of Keras 2") as refused:
+        module.optimizer()
+    assert "keras.optimizers" in str(refused.value.hint)
+    assert "model.keras: 2" in str(refused.value.hint)
+    with pytest.raises(BadInputError, match=r"old\(\) returned a model of Keras 2") as refused:
+        module.make_model()
+    assert "model.keras: 2" in str(refused.value.hint)
+
+
 def test_columns_reach_feed_as_mappings_and_lists_as_ragged_tensors() -> None:
     tags = RaggedColumn(np.array([b"a", b"b", b"c", b"d"], object), np.array([0, 2, 2, 3, 4]))
     table = ColumnRecords({"x": np.arange(8.0, dtype=np.float32).reshape(4, 2), "tags": tags, "y": np.arange(4)})
