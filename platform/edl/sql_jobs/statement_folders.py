@@ -271,7 +271,9 @@ def _at_place(error: BadInputError, select: Select) -> EdlError:
     """An error of the query with its place in the whole text of the statements."""
     place = select.place
     if not isinstance(error, QueryError):
-        return statement_error(f"the query {error.message}", place, error.hint)
+        # Of the query as a whole, or of one of its columns.
+        is_predicate = error.message.startswith(("is ", "has "))
+        return statement_error(f"the query {error.message}" if is_predicate else error.message, place, error.hint)
     if error.line is not None and error.column is not None:
         column = error.column + (place.column - 1 if error.line == 1 else 0)
         place = Place(place.line + error.line - 1, column)

@@ -41,6 +41,7 @@ from edl.sql_jobs.statements import (
 _CLAUSE_DIALECT = "mysql"
 """For the clauses: quotes of either kind are texts, and so is what is a quoted name elsewhere."""
 _QUOTED = (TokenType.STRING, TokenType.IDENTIFIER)
+_NAMES = (TokenType.VAR, *_QUOTED)
 _OPENING, _CLOSING = "([{", ")]}"
 StatementT = TypeVar("StatementT")
 TASKS = ("TRAIN", "EVALUATE", "PREDICT", "EXPLAIN")
@@ -115,6 +116,10 @@ def _place_at(text: str, offset: int) -> Place:
     return Place(line + 1, offset - (text.rfind("\n", 0, offset) + 1) + 1)
 
 
+def _two_labels(place: Place) -> StatementError:
+    return statement_error("a model has one label", place, "predict the other column with a model of its own")
+
+
 class _StatementParser:
     """One statement: the query in front, and the clauses after it."""
 
@@ -136,6 +141,8 @@ class _StatementParser:
         self._refuse_misspelt()
         label = self._find_short_form()
         if label is not None:
+            if self._has_label_before(label):
+                raise _two_labels(_place_at(self._text, self._tokens[label].start))
             return self._clauses(label).parse_train(self._select(label), None)
         return QueryStatement(self._select(len(self._tokens)))
 
@@ -184,6 +191,13 @@ class _StatementParser:
             if number and self._word(number) == "LABEL" and "INTO" in map(self._word, range(number + 2, number + 6)):
                 return number
         return None
+
+    def _has_label_before(self, label: int) -> bool:
+        """Whether a ``LABEL`` with its column stands before another one: after a name, no query goes on so."""
+        if label < 3 or self._word(label - 2) != "LABEL":
+            return False
+        before, column = (self._tokens[label - at].token_type for at in (3, 1))
+        return before in (*_NAMES, TokenType.R_PAREN) and column in _NAMES
 
     def _refuse_misspelt(self) -> None:
         """An error for what can only be a clause of EDL with a wrong word."""
@@ -238,6 +252,8 @@ class _ClauseParser:
         label = self._take_column()
         if self._peek() == ",":
             raise self._error("a model has one label", "predict the other column with a model of its own")
+        if self._peek() == "LABEL":
+            raise _two_labels(self.place())
         self.expect_word("INTO")
         into = self.take_model()
         if into.version is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -15,6 +17,7 @@ import pytest
 from cli.cli_harness import CliHarness, cli_in_job_folder
 from cli.pod_files import serve
 from cli.submitter_harness import ended_status
+from support.doc_commands import DOCS, blocks
 from support.text_keys import missing_keys
 
 import edl
@@ -333,3 +336,34 @@ def test_the_prompt_submits_what_is_typed(cli: CliHarness, ended: Path, monkeypa
     assert cli.edl("sql", "--submit", "--job-file", "cluster.yaml", *options) == 0
     assert codes == [0]
     assert "Job mnist submitted" in cli.out
+
+
+# --------------------------------------------------------------------------------------------------
+# The page *SQL in, model out*, word for word: what it says of a cluster. e2e/test_sql.py has a cluster.
+
+
+def test_what_the_page_submits_is_a_job_with_what_its_file_says(
+    cli: CliHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = DOCS / "sql.md"
+    (command,) = (each.text for each in blocks(page) if "--submit" in each.text)
+    (section,) = re.findall(r"^```yaml\n(image: .*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    (tmp_path / "cluster.yaml").write_text(section, encoding="utf-8")
+    with closing(sqlite3.connect("shop.db")) as connection, connection:
+        connection.execute("CREATE TABLE orders (price INTEGER, returned TEXT)")
+    cli.cluster.claim("fileserver-claim")
+    cli.cluster.admissions.append(
+        lambda thing: thing.update(status={"phase": "Running"}) if thing["kind"] == "Pod" else None
+    )
+    (tmp_path / "claim").mkdir()
+    serve(tmp_path / "claim", monkeypatch)
+    program, *words = shlex.split(command)
+    assert program == "edl"
+    # Nobody answers here, and no master runs.
+    assert cli.edl(*words, "--yes", "--detach") == 0, cli.err
+    (copied,) = (tmp_path / "claim" / "edl-sql" / "databases").rglob("shop.db")
+    spec = json.loads(cli.cluster.objects_of_kind(CONFIGMAPS)[0]["data"]["job.json"])
+    assert (spec["name"], spec["image"], spec["workers"]["max"]) == ("returns", "edl/edl:dev", 4)
+    request = json.loads(spec["master"]["prepare"][-1])
+    assert request["statement"] == "SELECT * FROM orders LABEL returned INTO returns"
+    assert request["database"] == f"sqlite:////data/{copied.relative_to(tmp_path / 'claim')}"

@@ -148,6 +148,11 @@ def test_any_text_may_be_in_quotes(content: str, dialect: str) -> None:
     assert (found.select.text, found.label.name, found.into.name) == (query, "y", "m")
 
 
+@pytest.mark.parametrize("query", ["SELECT * FROM t ORDER BY label DESC", "SELECT * FROM label l", "SELECT 1 label"])
+def test_a_label_of_the_query_is_no_second_one(query: str) -> None:
+    assert parse_train(f"{query} LABEL y INTO m").select.text == query
+
+
 def test_a_column_may_be_called_label() -> None:
     found = parse_train("SELECT label, x FROM t LABEL label INTO m")
     assert (found.select.text, found.label.name) == ("SELECT label, x FROM t", "label")
@@ -160,6 +165,8 @@ def test_a_column_may_be_called_label() -> None:
         ("SELECT * FROM t LABEL a", "line 1, column 17", "end with INTO my_model"),
         ("SELECT * FROM t\nTO TRAIN dnn LABEL a, b INTO m", "line 2, column 21", "a model has one label"),
         ("SELECT * FROM t LABEL a, b INTO m", "line 1, column 24", "a model has one label"),
+        ("SELECT * FROM t LABEL a LABEL b INTO m", "line 1, column 25", "a model has one label"),
+        ("SELECT * FROM t TO TRAIN dnn LABEL a LABEL b INTO m", "line 1, column 38", "a model has one label"),
         ("SELECT * FROM t TO TRAIN dnn WITH a=1,a=2 LABEL b INTO m", "line 1, column 39", "a is set twice"),
         ("SELECT * FROM t TO TRAIN LABEL b INTO m", "line 1, column 26", "a model, such as dnn is missing"),
         ("SELECT * FROM t TO TRAIN dnn COLUMN EMBED(x) LABEL b INTO m", "column 37", "did you mean EMBEDDING?"),

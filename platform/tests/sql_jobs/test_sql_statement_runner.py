@@ -110,6 +110,25 @@ def test_a_statement_trains_and_stores_a_model_with_what_it_wants(jobs: FakeJobs
     assert run("DROP MODEL m") == DropResult("m", [1])
 
 
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("SELECT age, age, rich FROM people", "line 1, column 1: several columns are called age"),
+        (
+            "SELECT CASE WHEN age < 70 THEN age ELSE 'old' END AS a, rich FROM people",
+            "line 1, column 1: column a changes",
+        ),
+        ("SELECT * FROM people WHERE age > 999", "line 1, column 1: the query has no rows"),
+    ],
+)
+def test_what_is_wrong_with_the_rows_is_said_of_the_query_or_of_its_column(
+    jobs: FakeJobs, query: str, said: str
+) -> None:
+    with pytest.raises(BadInputError) as error:
+        run(f"{query} LABEL rich INTO m")
+    assert said in str(error.value)
+
+
 def test_the_label_may_be_written_in_other_letters(jobs: FakeJobs) -> None:
     trained = run("SELECT * FROM people LABEL RICH INTO m")
     assert isinstance(trained, TrainResult)

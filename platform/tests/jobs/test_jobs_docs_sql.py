@@ -1,0 +1,72 @@
+"""The page *SQL in, model out*, word for word: what it runs on a laptop, in a home of its own and in its order."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.doc_commands import DOCS, blocks, run
+
+PAGE = DOCS / "sql.md"
+SECONDS = 600.0
+
+pytestmark = [pytest.mark.jobs, pytest.mark.repetition, pytest.mark.timeout(SECONDS + 30), pytest.mark.tensorflow]
+
+_CELL = """
+import sys
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+for cell in sys.argv[1:]:
+    done = shell.run_cell(cell)
+    assert done.success, done.error_in_exec or done.error_before_exec
+"""
+
+
+def fences(kind: str) -> list[str]:
+    """The texts of a kind of fence, in the order of the page."""
+    found = re.findall(rf"^```{kind}\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert found, kind
+    return found
+
+
+def test_the_page_runs_on_a_laptop(tmp_path: Path) -> None:
+    pytest.importorskip("IPython")
+    pytest.importorskip("pandas")
+    programs = Path(sys.executable).parent
+    env = {**os.environ, "HOME": str(tmp_path), "PATH": f"{programs}:{os.environ['PATH']}"}
+    for name in ("EDL_DATABASE", "EDL_MODELS"):
+        env.pop(name, None)
+    # What needs no database of the reader's, no terminal and no cluster.
+    demo, export = (each.text for each in blocks(PAGE) if "--demo " in f"{each.text} " and '"' in each.text)
+    follow = next(each.text for each in blocks(PAGE) if each.text.startswith("cd income"))
+    wide, own = (each for each in fences("sql") if "FROM employee" in each)
+    module, python = (each for each in fences("python") if "def custom_model" in each or "edl.sql(" in each)
+
+    said = run(demo, folder=tmp_path, env=env, seconds=SECONDS)
+    assert "my_elasticdl_model@1" in said
+    (tmp_path / "zoo").mkdir()
+    (tmp_path / "zoo" / "my_module.py").write_text(module, encoding="utf-8")
+    for name, statement in (("my_wide_model", wide), ("my_own_model", own)):
+        (tmp_path / f"{name}.sql").write_text(statement, encoding="utf-8")
+        said = run(f"edl sql --demo {name}.sql", folder=tmp_path, env=env, seconds=SECONDS)
+        assert f"{name}@1" in said
+    run(f"{export} && {follow}", folder=tmp_path, env=env, seconds=SECONDS)
+    stored = json.loads((tmp_path / ".edl/models/my_income_model/1/model.json").read_text(encoding="utf-8"))
+    (summary,) = (tmp_path / "income" / ".edl" / "local").glob("*/r2/summary.json")
+    again = json.loads(summary.read_text(encoding="utf-8"))["metrics"]
+    assert again == pytest.approx(stored["metrics"], abs=1e-6), "the folder trains the same"
+
+    cells = [each for each in fences("text") if each.startswith("%")]
+    assert [each.split()[0] for each in cells] == ["%load_ext", "%%edl"]
+    program = [sys.executable, "-c", _CELL, *cells]
+    done = subprocess.run(program, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "income_model@1" in done.stdout
+    program = [sys.executable, "-c", f"{python}\nassert frame['accuracy'][0] > 0.8, frame"]
+    done = subprocess.run(program, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
