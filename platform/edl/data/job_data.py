@@ -21,7 +21,7 @@ def data_set_paths(data: DataSpec, data_set: str) -> tuple[str, ...]:
     return paths
 
 
-def open_job_data(data: DataSpec, data_set: str, run_folder: Path | None = None) -> Reader:
+def open_job_data(data: DataSpec, data_set: str, run_folder: Path | None = None, *, is_first: bool = False) -> Reader:
     """The reader of one data set.
 
     Args:
@@ -29,32 +29,38 @@ def open_job_data(data: DataSpec, data_set: str, run_folder: Path | None = None)
         data_set: ``training``, ``validation`` or ``prediction``.
         run_folder: of a run, whose processes share there what needs a pass over all records; None: this one alone
             reads the data.
+        is_first: the process is the one that the others of the run follow: it counts the rows of databases anew.
 
     Raises:
         BadInputError: the data does not exist, or a file or an option is invalid.
     """
     paths = data_set_paths(data, data_set)
     if data_set != "training" or not (data.weights or data.repeat):
-        return _open_paths(data, data_set, paths, run_folder)
+        return _open_paths(data, data_set, paths, run_folder, is_first=is_first)
     from edl.data.mixed_reader import MixedPart, MixedReader
 
     weights: Sequence[int | None] = data.weights or (None,) * len(paths)
     repeats = data.repeat or (1,) * len(paths)
     return MixedReader(
         [
-            MixedPart(path, _open_paths(data, data_set, (path,), run_folder), repeat, weight)
+            MixedPart(path, _open_paths(data, data_set, (path,), run_folder, is_first=is_first), repeat, weight)
             for path, repeat, weight in zip(paths, repeats, weights, strict=True)
         ]
     )
 
 
-def _open_paths(data: DataSpec, data_set: str, paths: tuple[str, ...], run_folder: Path | None) -> Reader:
+def _open_paths(
+    data: DataSpec, data_set: str, paths: tuple[str, ...], run_folder: Path | None, *, is_first: bool
+) -> Reader:
     split = data.split if data_set != "prediction" else None
     columns = selected_columns(data, data_set)
     if split is not None and columns and split.key not in columns:
         columns = (*columns, split.key)
     types = column_types(data, data_set)
     reader = _with_trained_classes(data, paths, open_reader(paths, data.reader, columns, types))
+    share_index = getattr(reader, "share_index", None)
+    if share_index is not None and run_folder is not None:
+        share_index(run_folder, makes=is_first)
     if split is None:
         return reader
     from edl.data.split_reader import SplitReader

@@ -360,6 +360,15 @@ def _threads() -> _FetchThreads:
     return _FetchThreads(_FETCH_THREADS)
 
 
+def _forget_parent() -> None:
+    """A forked process has no threads of its parent's, and must not use its connections."""
+    _file_system.cache_clear()
+    _threads.cache_clear()
+
+
+os.register_at_fork(after_in_child=_forget_parent)
+
+
 class RemoteFile:
     """One file. Threads share it.
 

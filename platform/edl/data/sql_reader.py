@@ -1,9 +1,9 @@
 """Reads tables and results of databases. A record is a row: a mapping from columns to values, as of Parquet.
 
 Rows are numbered in the order of a unique key. One pass finds the number of rows and the key at which each block
-begins; a block is then ``WHERE key >= a AND key < b``, so any worker reads any range without the rows before it. Every
-process makes this index. Its digest is part of the source's name: processes that found different rows do not agree on
-a name, and so never mix their numbers.
+begins; a block is then ``WHERE key >= a AND key < b``, so any worker reads any range without the rows before it. The
+master of a run makes this index, and the other processes read it where they see the run's folder. Its digest is part of
+the source's name: processes that found different rows do not agree on a name, and so never mix their numbers.
 """
 
 from __future__ import annotations
@@ -11,18 +11,21 @@ from __future__ import annotations
 import datetime
 import decimal
 import json
+import logging
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from edl.api.errors import BadInputError
+from edl.data.data_files import temporary_path
 from edl.data.database import Database, as_subquery_text, check_select, distinct_names
 from edl.data.parquet_reader import RowGroup, to_row_group
 from edl.data.reader import BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, Source
@@ -30,6 +33,7 @@ from edl.data.reader_factory import ReaderOptions
 from edl.data.record_columns import join_records
 from edl.jobfile.database_address import split_table
 
+_log = logging.getLogger(__name__)
 _SAMPLE_ROWS = 64
 _BLOCK_BYTES = 256 << 10
 _MOST_BLOCK_ROWS = 1024
@@ -142,6 +146,16 @@ class SqlReader:
         _ = self.metadata
         return tuple(Source(each.name, each.index.records) for each in self._sources)
 
+    def share_index(self, folder: Path, *, makes: bool) -> None:
+        """Keep the indexes in a folder.
+
+        Args:
+            folder: of a run.
+            makes: this process makes the indexes anew and saves them; others read them, if they are there.
+        """
+        for each in self._sources:
+            each.share_index(folder, makes=makes)
+
     def read(self, source: str, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> Sequence[Any]:
         """Rows ``[start, end)`` of one source; see ``Reader.read``. A row without a value in a column is corrupt."""
         found = self._find(source)
@@ -196,8 +210,16 @@ class _SqlSource:
         self._key, self._columns = key, columns
         self._table = own_table or table
         self._query = "" if own_table else query
+        described = repr((self.prefix, self._query, key, columns, snapshot))
+        self._index_name = f"rows-{sha256(described.encode()).hexdigest()[:12]}.json"
+        self._index_file: Path | None = None
+        self._makes_index = True
         # Number of the last block and its rows. One tuple, replaced as a whole, because threads share it.
         self._last: tuple[int, RowGroup] | None = None
+
+    def share_index(self, folder: Path, *, makes: bool) -> None:
+        """See ``SqlReader.share_index``."""
+        self._index_file, self._makes_index = folder / self._index_name, makes
 
     @property
     def prefix(self) -> str:
@@ -231,16 +253,23 @@ class _SqlSource:
     def _open(self, connection: Any) -> tuple[Any, SqlIndex, Mapping[str, type]]:
         rows = self._find_rows(connection)
         names = self._choose_columns([column.name for column in rows.columns])
-        self._check_key(connection, rows)
+        saved = None if self._index_file is None or self._makes_index else load_index(self._index_file)
+        if saved is None:
+            self._check_key(connection, rows)
         sample = self._fetch(connection, rows, names, limit=_SAMPLE_ROWS)
         types = {
             name: self._find_type(connection, rows, name, [row[at] for row in sample])
             for at, name in enumerate(names, 1)
         }
+        if saved is not None:
+            return rows, saved, types
         row_bytes = max(1, sum(_size(cell) for row in sample for cell in row[1:]) // max(1, len(sample)))
         wanted = max(_FEWEST_BLOCK_ROWS, min(_MOST_BLOCK_ROWS, _BLOCK_BYTES // row_bytes))
         block_rows = 1 << (wanted.bit_length() - 1)
-        return rows, self._make_index(connection, rows, block_rows, row_bytes), types
+        index = self._make_index(connection, rows, block_rows, row_bytes)
+        if self._index_file is not None and self._makes_index:
+            save_index(self._index_file, index)
+        return rows, index, types
 
     def _find_rows(self, connection: Any) -> Any:
         """The table, or the query as a subquery; names are quoted by SQLAlchemy."""
@@ -370,6 +399,61 @@ class _SqlSource:
         if len(found) != expected or keys[0] != starts[number] or any(a == b for a, b in pairwise(keys)):
             raise self.database.changed(f"{len(found)} rows are where {expected} were counted, from {keys[:1]} on")
         return _to_group(self._key, keys, types, found)
+
+
+# --------------------------------------------------------------------------------------------------
+# The index in a file. Keys of other types than these are read by each process.
+
+
+_KEY_CODECS: Mapping[str, tuple[Callable[[Any], str], Callable[[str], Any]]] = {
+    "date": (datetime.date.isoformat, datetime.date.fromisoformat),
+    "datetime": (datetime.datetime.isoformat, datetime.datetime.fromisoformat),
+    "Decimal": (str, decimal.Decimal),
+    "UUID": (str, uuid.UUID),
+    "bytes": (bytes.hex, bytes.fromhex),
+}
+_PLAIN_KEYS = ("int", "str")
+
+
+def save_index(file: Path, index: SqlIndex) -> None:
+    """Save an index. If it cannot be written, or one of an earlier start removed, that is no error."""
+    kinds = {type(start).__name__ for start in index.starts}
+    kind = kinds.pop() if len(kinds) == 1 else ""
+    temporary = temporary_path(file)
+    try:
+        file.unlink(missing_ok=True)
+        if kind not in (*_PLAIN_KEYS, *_KEY_CODECS):
+            return
+        write = str if kind == "str" else int if kind == "int" else _KEY_CODECS[kind][0]
+        starts = [write(start) for start in index.starts]
+        document = {"kind": kind, "starts": starts, "rows": [index.records, index.block_rows, index.row_bytes]}
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(document), encoding="utf-8")
+        temporary.replace(file)  # atomic: others read it
+    except OSError as error:
+        _log.info("each process makes the index of rows for itself: %s", error)
+
+
+def load_index(file: Path) -> SqlIndex | None:
+    """A saved index; None: there is none, or it cannot be used."""
+    try:
+        return _parse_index(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, decimal.InvalidOperation) as error:
+        _log.info("the index %s cannot be used: %s", file, error)
+        return None
+
+
+def _parse_index(text: str) -> SqlIndex:
+    document = json.loads(text)
+    kind, starts = document["kind"], list(document["starts"])
+    records, block_rows, row_bytes = map(int, document["rows"])
+    if kind not in _PLAIN_KEYS:
+        starts = [_KEY_CODECS[kind][1](start) for start in starts]
+    if not (records > 0 and block_rows > 0 and len(starts) == -(-records // block_rows)):
+        raise ValueError("its numbers do not fit")
+    return SqlIndex(records, block_rows, starts, row_bytes)
 
 
 def _kind(cell: object) -> type:

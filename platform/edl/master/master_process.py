@@ -176,7 +176,11 @@ def describe_dataset(spec: JobSpec, run_folder: Path | None = None) -> DatasetDe
         BadInputError: a data set does not exist or cannot be read.
     """
     used = {"predict": ("prediction",), "evaluate": ("validation",)}.get(spec.task, ("training", "validation"))
-    readers = {name: open_job_data(spec.data, name, run_folder) for name in used if data_set_paths(spec.data, name)}
+    readers = {
+        name: open_job_data(spec.data, name, run_folder, is_first=True)
+        for name in used
+        if data_set_paths(spec.data, name)
+    }
     rows = {name: _source_rows(reader) for name, reader in readers.items()}
     training = readers.get("training")
     return DatasetDescribed(

@@ -32,6 +32,8 @@ def open_data_set(
     zoo: Path,
     train: TrainSpec | None = None,
     run_folder: Path | None = None,
+    *,
+    is_first: bool = False,
 ) -> Reader:
     """The reader of one data set.
 
@@ -43,12 +45,13 @@ def open_data_set(
         zoo: the model zoo; frames of files below it are the user's in tracebacks.
         train: the job's ``train`` section; ElasticDL's readers may have an argument ``records_per_task``.
         run_folder: of the run; see ``open_job_data``.
+        is_first: see ``open_job_data``.
 
     Raises:
         BadInputError: the data does not exist, or the user's reader raises.
     """
     if custom_reader is None:
-        return open_job_data(data, data_set, run_folder)
+        return open_job_data(data, data_set, run_folder, is_first=is_first)
     for field in ("weights", "repeat", "split"):
         if getattr(data, field):
             raise BadInputError(

@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from edl.data.reader import Metadata, Reader, Record, describe_doubtful_header
 from edl.data.record_columns import ColumnRecords, RaggedColumn, take_records
+from edl.data.tf_example import parse_example
 from edl.keras.model_contract import FEED_MODES, UserFeedFunction
 from edl.keras.user_code import UserCodeError, user_code
 from edl.transport.process_identity import count_available_cores
@@ -336,9 +337,26 @@ _BAD_IMAGE_HINT = "data.max_corrupt_records allows to skip and count images that
 
 
 def _texts_of(record: Any) -> Iterator[bytes]:
-    """The values of a record that may be encoded images."""
+    """The values of a record that may be encoded images: also those inside of a ``tf.train.Example``."""
     values = record.values() if isinstance(record, Mapping) else (record,)
-    return (value for value in values if isinstance(value, bytes))
+    for value in values:
+        if isinstance(value, bytes):
+            yield value
+            if not value.startswith(_DECODED_SIGNATURES):
+                yield from _texts_of_example(value)
+
+
+def _texts_of_example(record: bytes) -> list[bytes]:
+    try:
+        features = parse_example(record)
+    except ValueError:
+        return []
+    return [
+        value
+        for found in features.values()
+        for value in (found if isinstance(found, list) else [found])
+        if isinstance(value, bytes)
+    ]
 
 
 def _is_bad_image(value: bytes) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import logging
+import os
 import random
 import sys
 import uuid
@@ -252,6 +253,26 @@ def write_text(server: ServerBehaviour, name: str, megabytes: float) -> int:
 
 def bodies(server: ServerBehaviour) -> list[tuple[str, str, str]]:
     return [each for each in server.requests if each[0] == "GET"]
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # of Python 3.12, at the fork
+def test_a_forked_process_has_connections_and_threads_of_its_own(served: tuple[str, ServerBehaviour]) -> None:
+    """Workers of PyTorch's DataLoader are forked."""
+    address, server = served
+    write_text(server, "a.txt", 0.1)
+    write_text(server, "b.txt", 0.1)
+    assert open_reader(f"{address}/a.txt").sources()[0].records
+    process = os.fork()
+    if not process:
+        code = 2
+        try:
+            reader = open_reader(f"{address}/b.txt")
+            source = reader.sources()[0]
+            code = int(len(reader.read(source.name, 0, source.records)) != source.records)
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(process, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
 
 
 def test_blocks_in_the_cache_are_not_fetched_again_by_another_process(

@@ -419,6 +419,55 @@ def test_processes_that_count_other_rows_do_not_share_a_source(server: PostgresS
         master.read(source.name, 199, 200)
 
 
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [
+        ("INT", lambda number: number),
+        ("TEXT", lambda number: f"ü{number:05}"),
+        ("BLOB", lambda number: b"%05d" % number),
+        ("REAL", lambda number: number / 4),
+    ],
+)
+def test_a_worker_reads_with_the_index_of_the_master(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, key: Callable[[int], Any]
+) -> None:
+    rows = [(key(number), number) for number in range(3000)]
+    create = f"CREATE TABLE t (id {kind} UNIQUE, n INT)"
+    data = DataSpec(
+        training=(write_sqlite(tmp_path / "a.db", create, "INSERT INTO t VALUES (?, ?)", rows),),
+        reader={"table": "t", "key": "id", "columns": ["n"]},
+    )
+    master = open_job_data(data, "training", tmp_path, is_first=True)
+    (source,) = master.sources()
+    is_saved = kind != "REAL"
+    assert len(list(tmp_path.glob("rows-*.json"))) == is_saved
+    if is_saved:
+        monkeypatch.setattr("edl.data.sql_reader._SqlSource._make_index", None)
+        monkeypatch.setattr("edl.data.sql_reader._SqlSource._check_key", None)
+    worker = open_job_data(data, "training", tmp_path)
+    assert worker.sources() == master.sources()
+    assert [record["n"] for record in worker.read(source.name, 1000, 2100)] == list(range(1000, 2100))
+    write_sqlite(tmp_path / "a.db", "DELETE FROM t WHERE n = 1500")
+    late = open_job_data(data, "training", tmp_path)
+    with pytest.raises(BadInputError, match="the table changed while it was in use"):
+        late.read(source.name, 1000, 2100)
+
+
+def test_a_saved_index_of_rows_that_is_damaged_or_of_an_earlier_start_is_not_used(tmp_path: Path) -> None:
+    address = write_sqlite(
+        tmp_path / "a.db", "CREATE TABLE t (id INT, n INT)", "INSERT INTO t VALUES (?, ?)", [(1, 1), (2, 2)]
+    )
+    data = DataSpec(training=(address,), reader={"table": "t", "key": "id"})
+    first = open_job_data(data, "training", tmp_path, is_first=True).sources()
+    (file,) = tmp_path.glob("rows-*.json")
+    for damage in ("", "[]", '{"kind": "int", "starts": [1, 2], "rows": [2, 16, 8]}', '{"kind": "x"}'):
+        file.write_text(damage)
+        assert open_job_data(data, "training", tmp_path).sources() == first
+    write_sqlite(tmp_path / "a.db", "INSERT INTO t VALUES (3, 3)")
+    (source,) = open_job_data(data, "training", tmp_path, is_first=True).sources()
+    assert (source.records, source.name != first[0].name) == (3, True)
+
+
 def test_a_missing_package_names_the_extra(people: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sqlalchemy", None)
     assert "edl-platform[sql]" in str(refuse(people, table="people"))

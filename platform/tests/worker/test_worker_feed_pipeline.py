@@ -499,6 +499,28 @@ def test_an_image_that_feed_cannot_decode_is_skipped_and_counted_as_a_corrupt_re
         feed.make_minibatch(2, images_window([BAD_IMAGE + b"3\xff\xd9"], skipper))
 
 
+@pytest.mark.parametrize("as_list", [False, True])
+def test_an_image_inside_of_an_example_is_skipped_and_counted_too(as_list: bool) -> None:
+    spec = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
+
+    def parse(record: Any) -> Any:
+        example = tf.io.parse_single_example(record, spec)
+        image = tf.io.decode_image(example["image"], 3, expand_animations=False)
+        return tf.ensure_shape(image, (2, 2, 3)), example["label"]
+
+    feed, skipper = FeedFunction(lambda d, m, i: d.map(parse), "training", None), CorruptRecordSkipper(1)
+    records = [
+        serialize_example({"label": number, "image": image, "names": [b"x", image] if as_list else b"x"})
+        for number, image in enumerate([GOOD_IMAGE, BAD_IMAGE, GOOD_IMAGE])
+    ]
+    made = feed.make_minibatch(0, RecordWindow(records, 0, "x.tfrecord", 0, skip_image=skipper.skip_image))
+    assert made is not None
+    assert (made.labels.numpy().tolist(), made.skipped_images, skipper.count) == ([0, 2], 1, 1)
+    with pytest.raises(FeedError, match="record 1 of x") as raised:
+        feed.make_minibatch(0, RecordWindow(records, 0, "x.tfrecord", 0))
+    assert "data.max_corrupt_records" in (raised.value.hint or "")
+
+
 def test_a_job_that_allows_no_corrupt_records_ends_and_names_the_field() -> None:
     feed = FeedFunction(decoding_feed, "training", None)
     with pytest.raises(FeedError, match="record 1 of pets") as raised:

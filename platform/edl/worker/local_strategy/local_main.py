@@ -121,7 +121,9 @@ def _training(spec: JobSpec, run: RunDirectory, report: LocalReport, stop: StopR
 
     @cache
     def reader(name: str) -> Any:
-        return open_data_set(spec.data, name, module.custom_data_reader, module.zoo, spec.train, run.path)
+        return open_data_set(
+            spec.data, name, module.custom_data_reader, module.zoo, spec.train, run.path, is_first=True
+        )
 
     @cache
     def feeder(kind: str) -> FeedFunction:
