@@ -18,7 +18,7 @@ from faults.kill_points import KILL_POINTS
 from numpy.typing import NDArray
 from safetensors import safe_open
 from support.job_folder import EXAMPLE_FEED, JobFolder, write_example_arrays, write_module
-from support.job_process import JobProcess
+from support.job_process import STARTED, JobProcess
 from support.run_recount import recount
 
 from edl.simulation.counted_steps import CountedStep
@@ -189,8 +189,8 @@ class LinearJob:
     def workers(self) -> int:
         return int(self.spec["workers"]["max"])
 
-    def start(self, *options: str) -> JobProcess:
-        return self.job_folder.run(*options, started=True)
+    def start(self, *options: str, started: bool = STARTED) -> JobProcess:
+        return self.job_folder.run(*options, started=started)
 
     def hurry(self) -> None:
         """The test has what it waited for: train the rest as fast as it goes."""

@@ -130,7 +130,7 @@ class StepLogJob:
         return cls(job_folder, rows, module)
 
     def run(self) -> JobProcess:
-        return self.job_folder.run(started=True)
+        return self.job_folder.run()
 
     def hurry(self) -> None:
         """The test has what it waited for: train the rest as fast as it goes."""

@@ -39,7 +39,7 @@ def leased_again(run: JobProcess) -> float:
 )
 def test_a_worker_is_killed(linear: Make, measure: Measure, steps: list[int]) -> None:
     job = linear(records=8000 if steps == [1] else 16000)
-    with job.start() as run:
+    with job.start(started=True) as run:
         for step in steps:
             run.wait_step(step)
             victim = min(run.training())

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from support import job_process
 from support.databases import (
     PASSWORD,
     USER,
@@ -29,15 +27,9 @@ pytestmark = [pytest.mark.jobs, pytest.mark.timeout(900)]
 ANNOUNCED = "SELECT * FROM employee LABEL income INTO my_elasticdl_model"
 
 
-def edl(
-    folder: Path, *arguments: str, code: int = 0, text: str | None = None, more: Mapping[str, str] | None = None
-) -> str:
+def edl(folder: Path, *arguments: str, code: int = 0, text: str = "", more: Mapping[str, str] | None = None) -> str:
     own = {"EDL_MODELS": str(folder / "models"), "EDL_DATABASE": "sqlite:///edl-demo.db"}
-    environment = {**os.environ, **own, **(more or {})}
-    done = subprocess.run(
-        [sys.executable, "-m", "edl.cli.app", *arguments],
-        cwd=folder, env=environment, input=text, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+    done = job_process.edl(*arguments, cwd=folder, timeout=600.0, text=text, more={**own, **(more or {})})
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from ruamel.yaml import YAML
 from support.job_folder import JobFolder, write_module
+from support.job_process import edl
 from support.range_server import serve_folder
 from support.repetition import repetition
 from support.tfrecords import write_tfrecord
@@ -342,16 +343,11 @@ def test_two_workers_take_steps_together_on_weighted_sources_and_train_each_reco
 def test_a_converted_table_trains_by_the_schema_that_the_command_prints(tmp_path: Path) -> None:
     rows = [f"{number % 7},{('Ulm', 'Bonn')[number % 2]},{('no', 'yes')[number % 2]}\n" for number in range(40)]
     (tmp_path / "customers.csv").write_text("age,town,stays\n" + "".join(rows))
-    edl = str(Path(sys.executable).with_name("edl"))
     convert = ["data", "convert", "customers.csv", "--to", "parquet", "--out", "parquet", "--records-per-file", "25"]
-    subprocess.run([edl, *convert, "--processes", "2"], cwd=tmp_path, check=True, timeout=200)
-    printed = subprocess.run(
-        [edl, "data", "schema", str(tmp_path / "parquet"), "--label", "stays"],
-        cwd=tmp_path,
-        check=True,
-        timeout=100,
-        stdout=subprocess.PIPE,
-    )
+    converted = edl(*convert, "--processes", "2", cwd=tmp_path, timeout=200.0)
+    assert converted.returncode == 0, converted.stderr
+    printed = edl("data", "schema", str(tmp_path / "parquet"), "--label", "stays", cwd=tmp_path)
+    assert printed.returncode == 0, printed.stderr
     data = YAML(typ="safe").load(printed.stdout)["data"]
     fields = {"train": TRAIN, "strategy": {"name": "Local"}}
     zoo = write_module(tmp_path, "own", WITHOUT_FEED)

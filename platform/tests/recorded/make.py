@@ -24,7 +24,7 @@ from pathlib import Path
 from signal import SIGKILL
 from typing import Any
 
-from support.job_process import JobProcess
+from support.job_process import STARTED, JobProcess
 from support.text_scenarios import ScenarioRunner
 
 HERE = Path(__file__).parent
@@ -77,11 +77,11 @@ def slow() -> Iterator[None]:
     file.unlink()
 
 
-def start(name: str, *fields: str, options: Sequence[str] = ()) -> JobProcess:
+def start(name: str, *fields: str, options: Sequence[str] = (), started: bool = STARTED) -> JobProcess:
     """Start a run."""
     every = ("export=null", f"name={name}", *fields)
     settings = (word for field in every for word in ("--set", field))
-    return JobProcess(PLACE / "job.yaml", *settings, *options, cwd=PLACE, started=True)
+    return JobProcess(PLACE / "job.yaml", *settings, *options, cwd=PLACE, started=started)
 
 
 def runs() -> None:

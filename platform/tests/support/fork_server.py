@@ -20,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
@@ -68,10 +69,12 @@ class ForkServer:
         self._socket = own_end
         self._lock = threading.Lock()
 
-    def fork(self, words: Sequence[str], cwd: Path, descriptors: Sequence[int]) -> socket.socket:
+    def fork(
+        self, words: Sequence[str], cwd: Path, environment: Mapping[str, str], descriptors: Sequence[int]
+    ) -> socket.socket:
         """Fork ``edl WORDS`` with these as standard input, output and error; returns where its pid and its end come."""
         mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        request = json.dumps({"words": list(words), "cwd": str(cwd), "environment": dict(os.environ)}).encode()
+        request = json.dumps({"words": list(words), "cwd": str(cwd), "environment": dict(environment)}).encode()
         with self._lock, other:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES)
             socket.send_fds(self._socket, [request], [other.fileno(), *descriptors])
@@ -96,17 +99,28 @@ def _server() -> ForkServer:
 class Popen:
     """A forked ``edl WORDS``, with as much of `subprocess.Popen` as tests use. Its output is read as text.
 
+    Args:
+        words: the arguments of ``edl``.
+        cwd: its working folder.
+        text: its standard input.
+        environment: by default that of the tests.
+
     Raises:
         RuntimeError: the server has ended.
     """
 
-    def __init__(self, words: Sequence[str], cwd: Path) -> None:
+    def __init__(
+        self, words: Sequence[str], cwd: Path, text: str = "", environment: Mapping[str, str] | None = None
+    ) -> None:
         self.returncode: int | None = None
-        with open(os.devnull, "rb") as nothing:
+        with tempfile.TemporaryFile() as source:
+            source.write(text.encode())
+            source.seek(0)
             out_reader, out_writer = os.pipe()
             error_reader, error_writer = os.pipe()
             try:
-                self._news = _server().fork(words, cwd, [nothing.fileno(), out_writer, error_writer])
+                standard = [source.fileno(), out_writer, error_writer]
+                self._news = _server().fork(words, cwd, os.environ if environment is None else environment, standard)
             finally:
                 os.close(out_writer)
                 os.close(error_writer)
@@ -168,13 +182,15 @@ class Popen:
         self.send_signal(signal.SIGKILL)
 
 
-def run(words: Sequence[str], cwd: Path, timeout: float) -> subprocess.CompletedProcess[str]:
+def run(
+    words: Sequence[str], cwd: Path, timeout: float, text: str = "", environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """A forked ``edl WORDS`` to its end.
 
     Raises:
         subprocess.TimeoutExpired: it has not ended after ``timeout`` seconds; it is killed.
     """
-    with Popen(words, cwd) as process, ThreadPoolExecutor(2) as readers:
+    with Popen(words, cwd, text, environment) as process, ThreadPoolExecutor(2) as readers:
         assert process.stdout is not None
         assert process.stderr is not None
         output, errors = readers.submit(process.stdout.read), readers.submit(process.stderr.read)
@@ -376,7 +392,8 @@ class _ForkedPopen(_StartedPopen):  # type: ignore[type-arg]
                 preexec_fn()
             if cwd is not None:
                 os.chdir(cwd)
-            become(args, environment, [p2cread, c2pwrite if c2pwrite != -1 else 1, errwrite if errwrite != -1 else 2])
+            standard = (p2cread, c2pwrite, errwrite)
+            become(args, environment, [own if given == -1 else given for own, given in enumerate(standard)])
         self._child_created = True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
 

@@ -267,9 +267,14 @@ def _training(status: Line) -> dict[int, int]:
     return {worker["index"]: worker["pid"] for worker in status["workers"] if worker["state"] == "training"}
 
 
-def edl(*arguments: str, cwd: Path, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
-    """Run a short ``edl`` command to its end."""
+def edl(
+    *arguments: str, cwd: Path, timeout: float = 60.0, text: str = "", more: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a short ``edl`` command to its end, with ``more`` in its environment and ``text`` as its standard input."""
+    environment = {**os.environ, **(more or {})}
     if not STARTED:
-        return fork_server.run(arguments, cwd, timeout)
+        return fork_server.run(arguments, cwd, timeout, text, environment)
     program: Sequence[str] = [str(Path(sys.executable).with_name("edl")), *arguments]
-    return subprocess.run(program, cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False)
+    return subprocess.run(
+        program, cwd=cwd, env=environment, input=text, capture_output=True, text=True, timeout=timeout, check=False
+    )
