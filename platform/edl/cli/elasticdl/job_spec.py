@@ -82,6 +82,9 @@ _VERSION_OF_MODEL = re.compile(r"(^|/)version-[0-9]+/?$")
 _ODPS_VARIABLES = ("ODPS_", "MAXCOMPUTE_")
 _READER_TYPES = {"recordio": "RecordIO", "csv": "CSV", "text": "Text"}
 """Formats of EDL that are readers of ElasticDL, in its spelling."""
+_READER_PARAMETERS = ("label_col", "reader_type", "columns", "records_per_task", "label", "format")
+_MISSPELT_RATIO = 0.8
+"""Likeness from which a parameter is taken for a misspelt one: ``label_co`` and ``label_column`` for ``label_col``."""
 _FILES_ONLY = (
     "MaxCompute (ODPS) tables cannot be read: export the table to CSV or RecordIO files, or write a custom_data_reader "
     "in the module, which gets a path such as odps://TABLE"
@@ -386,6 +389,11 @@ class _Translator:
         if names is not None and "custom_data_reader" in names:  # its own arguments, of any name
             self._put("data.reader", reader, flag)
             return
+        for name in reader:
+            close = closest_match(name, _READER_PARAMETERS, cutoff=_MISSPELT_RATIO)
+            if close not in (None, name):
+                report = self._note if names is None else self._refuse  # a module of the image may have a reader
+                report(flag, f"found {name}; did you mean {close}?")
         doubled = [pair for pair in (("label", "label_col"), ("format", "reader_type")) if set(pair) <= set(reader)]
         for ours, theirs in doubled:
             self._refuse(flag, f"has both {theirs} and {ours}, which mean the same; give one of them")

@@ -479,6 +479,16 @@ def test_a_parameter_with_a_bracket_missing_is_mentioned(
     assert not missing_keys(said[0], "--model_params", "units", "[1,2")
 
 
+def test_a_misspelt_reader_parameter_is_refused_or_if_the_module_may_have_a_reader_mentioned(
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", *HERE, "--training_data=/data/train.csv", "--data_reader_params=label_co='y'", "--dry-run"]
+    assert elasticdl(*words) == 2
+    assert not missing_keys(capsys.readouterr().err, "--data_reader_params", "label_co", "did you mean label_col?")
+    assert elasticdl(*words, "--model_def=of_the_image.model") == 0
+    assert not missing_keys(capsys.readouterr().err, "--data_reader_params", "did you mean label_col?")
+
+
 def test_a_reader_parameter_with_a_bracket_missing_is_mentioned(cli: CliHarness) -> None:
     words = ["--data_reader_params=columns=['a', 'b'; records_per_task=4*64", "--dry-run"]
     assert elasticdl("train", *ON_CLUSTER, *words) == 0
