@@ -127,7 +127,8 @@ def choose_settings(statement: TrainStatement, estimator: str, reason: str, plan
     module = None if estimator in ESTIMATORS else find_user_module(statement, ESTIMATORS)
     if _MODEL_ARGUMENTS.get(estimator):
         parameters = {"hidden": [32, 16] if rows < 2000 else [64, 32] if rows < 100_000 else [128, 64], "dropout": 0.1}
-    name, arguments = "Adam", {"learning_rate": 0.005 if rows < 10_000 else 0.002}
+    # A linear model needs no care not to learn the rows by heart, and fewer steps.
+    name, arguments = "Adam", {"learning_rate": 0.005 if rows < 10_000 and estimator != "dnn" else 0.002}
     share, fields = (0.2 if rows < 50_000 else 0.1), dict[str, Attribute]()
     for written, attribute in statement.attributes.items():
         known = _SQLFLOW_NAMES.get(written, written)

@@ -464,9 +464,13 @@ def _serving_model() -> str:
 
 def _dnn(plan: ColumnPlan, given: str) -> str:
     return (
-        f"def custom_model(hidden=(64, 32), dropout=0.1):\n{given}"
-        f"    x = layers.Concatenate()(encode(given))\n{_HIDDEN}"
-        f"    return keras.Model(given, {_output(plan, 'layers.Dense(OUTPUTS)(x)')})\n"
+        "def custom_model(hidden=(64, 32), dropout=0.1):\n"
+        f'    """A network beside a linear model. Both begin with zeros: of few rows, the mean is learnt first."""'
+        f"\n{given}"
+        f"    x = features = layers.Concatenate()(encode(given))\n{_HIDDEN}"
+        '    network = layers.Dense(OUTPUTS, kernel_initializer="zeros")(x)\n'
+        '    linear = layers.Dense(OUTPUTS, kernel_initializer="zeros")(features)\n'
+        f"    return keras.Model(given, {_output(plan, 'network + linear')})\n"
     )
 
 

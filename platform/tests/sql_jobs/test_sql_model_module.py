@@ -151,6 +151,17 @@ def test_written_models_take_raw_columns_and_have_finite_gradients(tmp_path: Pat
 
 
 @pytest.mark.tensorflow
+def test_the_default_model_begins_with_the_mean_of_the_label(tmp_path: Path) -> None:
+    """So a training of few rows that ends early has learnt something of them, and not its random weights."""
+    import tensorflow as tf
+
+    written = write(tmp_path, "LABEL number")
+    module = load(written)
+    features = {name: tf.constant(values) for name, values in read_inputs(written).items()}
+    np.testing.assert_allclose(module.custom_model()(features), module.MEAN, rtol=1e-6)
+
+
+@pytest.mark.tensorflow
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.first_cases(1)
 def test_columns_may_be_called_like_layers_of_keras(tmp_path: Path, estimator: str) -> None:
