@@ -23,6 +23,8 @@ from edl.sql_jobs.prepared_rows import stack_columns
 _MOST_ROWS = 2000
 _MOST_CELLS = 2_000_000
 """Rows of all copies together, times the columns of each."""
+MOST_COLUMNS = 1000
+"""Columns that are shuffled one by one: with more, the copies have billions of cells."""
 _REPEATS = 3
 _LABELS_FILE, _COLUMNS_FILE = "labels.parquet", "columns.json"
 SCORES = {LabelKind.BINARY: "accuracy", LabelKind.CLASSES: "accuracy", LabelKind.NUMBER: "r2"}

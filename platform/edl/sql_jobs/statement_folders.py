@@ -31,7 +31,7 @@ from edl.sql_jobs.job_settings import (
 from edl.sql_jobs.model_inputs import ModelInputs, choose_inputs
 from edl.sql_jobs.model_module import VOCABULARY_FILE, write_module
 from edl.sql_jobs.model_registry import MODEL_FILE, ModelDescription
-from edl.sql_jobs.permutation_importance import PermutedRows, write_permutations
+from edl.sql_jobs.permutation_importance import MOST_COLUMNS, PermutedRows, write_permutations
 from edl.sql_jobs.prediction_output import class_probabilities, predicted_values
 from edl.sql_jobs.prepared_rows import PreparedRows, prepare_prediction, prepare_training
 from edl.sql_jobs.query_errors import QueryError
@@ -217,11 +217,18 @@ def prepare_explain(
     Raises:
         BadInputError: the rows are not those that the model wants.
     """
+    inputs = model.model_inputs
+    if len(columns := {each.column for each in inputs.inputs}) > MOST_COLUMNS:
+        raise statement_error(
+            f"{model.name}@{model.version} has {len(columns):,} columns, "
+            f"and TO EXPLAIN shuffles {MOST_COLUMNS:,} at most",
+            statement.model.place,
+            "train a model of fewer columns",
+        )
     check_rows(rows, statement.select, LEAST_ROWS)
     label = find_label(model, rows, None, statement.select)
     check_schema(model, rows.columns, statement.select.place)
     copy_model(model, folder)
-    inputs = model.model_inputs
     prepare_prediction(rows.files, inputs.one_by_one(), folder / "all", label, LabelKind[model.label_kind])
     permuted = write_permutations(folder / "all", inputs, folder / "data")
     shutil.rmtree(folder / "all")

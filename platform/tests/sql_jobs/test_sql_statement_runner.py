@@ -129,6 +129,15 @@ def test_what_is_wrong_with_the_rows_is_said_of_the_query_or_of_its_column(
     assert said in str(error.value)
 
 
+def test_too_many_columns_to_explain_are_refused_before_copies_are_written(
+    jobs: FakeJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(TRAIN)
+    monkeypatch.setattr("edl.sql_jobs.statement_folders.MOST_COLUMNS", 1)
+    with pytest.raises(BadInputError, match=r"line 1, column 33: m@1 has 2 columns, and TO EXPLAIN shuffles 1 at most"):
+        run("SELECT * FROM people TO EXPLAIN m")
+
+
 def test_the_label_may_be_written_in_other_letters(jobs: FakeJobs) -> None:
     trained = run("SELECT * FROM people LABEL RICH INTO m")
     assert isinstance(trained, TrainResult)
