@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.core import TyperCommand
 
 from edl.api.errors import BadInputError
 from edl.cli.options import ContextOption, NamespaceOption, YesOption
@@ -21,7 +22,15 @@ _EXTRA_HINT = "pip install 'edl-platform[train,sql]'"
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
-@app.command()
+class _OptionalStreamCommand(TyperCommand):
+    """A command whose ``--stream`` needs no value: what follows it is the statement."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Give a ``--stream`` that stands alone its value."""
+        return super().parse_args(ctx, ["--stream=snapshot" if each == "--stream" else each for each in args])
+
+
+@app.command(cls=_OptionalStreamCommand)
 def sql(
     statements: Annotated[
         str | None,
@@ -54,6 +63,15 @@ def sql(
         float | None,
         typer.Option(metavar="SECONDS", min=0.001, help="End a query that takes longer; without, none is."),
     ] = None,
+    stream: Annotated[
+        str,
+        typer.Option(
+            metavar="[=inconsistent]",
+            help="TO TRAIN without a copy of the rows: read ranges of a unique key, in one snapshot (PostgreSQL)."
+            " Without a snapshot (=inconsistent), what others write meanwhile may be read or not.",
+            show_default=False,
+        ),
+    ] = "",
     submit: Annotated[
         bool, typer.Option("--submit", help="Run the statements as jobs on a cluster, and SHOW and DROP its models.")
     ] = False,
@@ -111,6 +129,7 @@ def sql(
             if not _is_terminal():
                 return
     database = address_to_store(database)
+    _check_stream(stream, submit=submit)
     target = SubmissionTarget(job_file, tuple(settings or ()), database_secret, context, namespace, yes, watch, dry_run)
     if target != SubmissionTarget() and not submit:
         raise BadInputError("belong to a cluster", where="options of the job", hint="add --submit, or leave them out")
@@ -121,7 +140,7 @@ def sql(
     def run(parsed: list[tuple[Statement, str]]) -> int:
         if submit:
             return StatementSubmitter(database, target, models, replace, query_timeout).submit(parsed)
-        _run_all(parsed, database, models, export=export, replaces=replace, query_seconds=query_timeout)
+        _run_all(parsed, database, models, export=export, replaces=replace, query_seconds=query_timeout, stream=stream)
         return 0
 
     if statements is None and _is_terminal():
@@ -171,6 +190,19 @@ def _check_export(export: Path | None, statements: list[Statement]) -> None:
         )
 
 
+def _check_stream(stream: str, *, submit: bool) -> None:
+    from edl.sql_jobs.statement_runner import STREAM_INCONSISTENT, STREAM_SNAPSHOT
+
+    if stream not in ("", STREAM_SNAPSHOT, STREAM_INCONSISTENT):
+        raise BadInputError(f"has no value {stream}", where="--stream", hint="write --stream or --stream=inconsistent")
+    if stream and submit:
+        raise BadInputError(
+            "is for a training on this machine, whose process holds the snapshot",
+            where="--stream",
+            hint="leave out --stream: the job reads the query once; or leave out --submit",
+        )
+
+
 def _run_all(
     parsed: list[tuple[Statement, str]],
     database: str | None,
@@ -179,13 +211,19 @@ def _run_all(
     export: Path | None,
     replaces: bool,
     query_seconds: float | None,
+    stream: str = "",
 ) -> None:
     from edl.cli.sql_output import TerminalObserver, print_result
     from edl.sql_jobs.model_registry import ModelRegistry
-    from edl.sql_jobs.statement_runner import StatementRunner
+    from edl.sql_jobs.statement_runner import StatementRunner, check_streamable
 
     registry = ModelRegistry(models)
-    runner = StatementRunner(database, registry, replaces=replaces, export=export, query_seconds=query_seconds)
+    runner = StatementRunner(
+        database, registry, replaces=replaces, export=export, query_seconds=query_seconds, stream=stream
+    )
+    if stream:
+        for statement, _ in parsed:
+            check_streamable(statement)  # before the first one runs
     for statement, text in parsed:
         with TerminalObserver() as observer:
             runner.observer = observer

@@ -16,6 +16,8 @@ from edl.sql_jobs.model_registry import describe_model
 from edl.sql_jobs.permutation_importance import SCORES
 from edl.sql_jobs.prepared_rows import PreparedRows
 from edl.sql_jobs.statement_runner import (
+    STREAM_INCONSISTENT,
+    STREAM_SNAPSHOT,
     DropResult,
     ExplainResult,
     MetricsResult,
@@ -28,6 +30,10 @@ from edl.sql_jobs.statement_runner import (
     TrainResult,
 )
 
+STREAM_TEXTS = {
+    STREAM_SNAPSHOT: "snapshot: the rows stayed in the database, and were read in one state of it",
+    STREAM_INCONSISTENT: "inconsistent: the rows stayed in the database, and may be of several states of it",
+}
 _MOST_COLUMNS = 40
 """Columns of a plan that are printed one by one."""
 _MANY_LAYERS = 1000
@@ -59,6 +65,17 @@ class TerminalObserver(Observer):
     def extracted(self, rows: int) -> None:
         self._rows = rows
         self._show(f"reading the query: {rows:,} rows")
+
+    def streamed(self, key: str, *, is_consistent: bool) -> None:
+        self._show("")
+        if is_consistent:
+            print(f"The rows stay in the database, which is read by ranges of {key} in one snapshot.", flush=True)
+            return
+        print(
+            f"warning: the rows stay in the database, which is read by ranges of {key} without a snapshot "
+            "(--stream=inconsistent): what others write meanwhile may be read or not",
+            flush=True,
+        )
 
     def planned(self, plan: ColumnPlan, settings: TrainingSettings, rows: PreparedRows) -> None:
         self._show("")
@@ -202,6 +219,7 @@ def show_train_lines(result: ShowTrainResult) -> list[str]:
         ("trained", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(model.created))),
         ("database", model.database),
         ("rows", f"{model.rows:,}"),
+        *([("stream", STREAM_TEXTS[model.stream])] if model.stream else []),
         ("digest", model.digest),
         ("estimator", model.estimator),
         ("folder", str(model.folder)),

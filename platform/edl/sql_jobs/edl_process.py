@@ -21,22 +21,30 @@ LOG_FILE = "edl.log"
 _LAST_LINES = 8
 
 
-def run_edl(verb: str, folder: Path, arguments: Sequence[str] = (), on_event: OnEvent | None = None) -> dict[str, Any]:
+def run_edl(
+    verb: str,
+    folder: Path,
+    arguments: Sequence[str] = (),
+    on_event: OnEvent | None = None,
+    *,
+    needs_database: bool = False,
+) -> dict[str, Any]:
     """Run a command of EDL on ``job.yaml`` of a folder, and follow it; returns its last line, the summary.
 
     Args:
         verb: ``run``, ``evaluate`` or ``predict``.
         folder: the working folder, in which the run and the log are kept, too.
         arguments: more of them.
-        on_event: gets each line as it comes.
+        on_event: gets each line as it comes. What it raises ends the job.
+        needs_database: the job reads the database, whose address may be in the environment.
 
     Raises:
         BadInputError: the job cannot run.
         JobFailedError: it failed.
     """
     command = [sys.executable, "-P", "-m", "edl.cli.app", verb, "job.yaml", "--json", *arguments]
-    # The job has no use for the credentials of the database.
-    environment = {name: value for name, value in os.environ.items() if name != "EDL_DATABASE"}
+    # Another job has no use for the credentials of the database.
+    environment = {name: value for name, value in os.environ.items() if needs_database or name != "EDL_DATABASE"}
     last: dict[str, Any] = {}
     reason = ""
     with (folder / LOG_FILE).open("ab") as log:

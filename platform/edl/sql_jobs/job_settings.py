@@ -21,6 +21,7 @@ from edl.sql_jobs.column_plan import ColumnPlan, LabelKind
 from edl.sql_jobs.model_module import Optimizer
 from edl.sql_jobs.statement_parser import statement_error
 from edl.sql_jobs.statements import Attribute, AttributeValue, Select, TrainStatement
+from edl.sql_jobs.stream_key import KEY_SETTING
 from edl.sql_jobs.user_module import COLUMNS_MODULE, ZOO_SETTING, UserModule, find_user_module
 
 ESTIMATORS = ("dnn", "wide_and_deep", "deepfm", "linear")
@@ -141,7 +142,7 @@ def choose_settings(statement: TrainStatement, estimator: str, reason: str, plan
             _check_metrics(attribute, plan)
         elif known == "model.n_classes":
             _check_classes(attribute, plan)
-        elif module is not None and known == ZOO_SETTING:
+        elif known == KEY_SETTING or (module is not None and known == ZOO_SETTING):
             continue
         elif section == "model" and rest not in ("keras", "init_from"):
             if module is not None:
@@ -185,7 +186,7 @@ def job_fields(attributes: Mapping[str, Attribute]) -> dict[str, Any]:
         known = _SQLFLOW_NAMES.get(written, written)
         section, _, rest = known.partition(".")
         is_model = section == "model" and rest not in ("keras", "init_from")
-        if known not in (_VALIDATION_SHARE, "optimizer.name") and section != "optimizer" and not is_model:
+        if known not in (_VALIDATION_SHARE, KEY_SETTING, "optimizer.name") and section != "optimizer" and not is_model:
             _check_field(written, known, attribute)
             fields[known] = _plain(attribute.value)
     return fields

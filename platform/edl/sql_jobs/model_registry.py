@@ -52,6 +52,8 @@ class ModelDescription:
         metrics: of the validation rows.
         history: step, metrics of each evaluation.
         plan: column, use and reason.
+        stream: ``snapshot`` if the rows stayed in the database and were read in one state of it, ``inconsistent`` if
+            they may be of several; empty: they were read once.
         folder: of this version.
     """
 
@@ -73,6 +75,7 @@ class ModelDescription:
     metrics: Mapping[str, float]
     history: Sequence[tuple[int, Mapping[str, float]]]
     plan: Sequence[tuple[str, str, str]]
+    stream: str = ""
     folder: Path = Path()
 
     @property

@@ -73,7 +73,7 @@ class PartWriter:
         self._close_part()
         last = self._schemas[-1]
         # No value at all: a column of numbers without any.
-        final = pa.schema([field.with_type(_final_type(field.type)) for field in last])
+        final = pa.schema([field.with_type(final_type(field.type)) for field in last])
         if any(schema != final for schema in self._schemas):
             self._rewrite(final)
         assert self._digest is not None
@@ -147,7 +147,8 @@ class PartWriter:
             self._schemas[number] = final
 
 
-def _final_type(kind: pa.DataType) -> pa.DataType:
+def final_type(kind: pa.DataType) -> pa.DataType:
+    """The type of a column whose values had a type so far."""
     return pa.float64() if pa.types.is_null(kind) else kind
 
 

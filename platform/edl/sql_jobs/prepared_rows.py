@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from edl.data.sketches import hash_bytes, hash_numbers
 from edl.sql_jobs.column_plan import LabelKind
 from edl.sql_jobs.model_inputs import NUMBER, TEXT, ModelInputs
-from edl.sql_jobs.row_statistics import read_batches, to_days, to_text
+from edl.sql_jobs.row_statistics import Rows, count_rows, read_batches, to_days, to_text
 
 _SMALL_TABLE = 10_000
 """Rows up to which the share for validation is exact."""
@@ -47,10 +47,9 @@ def prepare_training(
         folder: gets the two folders.
         share: of the rows that are for validation.
     """
-    rows = sum(pq.read_metadata(file).num_rows for file in files)
-    limit = _exact_limit(files, inputs, label, kind, share) if rows <= _SMALL_TABLE else np.uint64(share * 2**64)
+    limit = _find_limit(files, inputs, label, kind, share)
     counts = [0, 0]
-    schema = _schema(inputs, label, kind, stacked=True)
+    schema = prepared_schema(inputs, label, kind, stacked=True)
     writers = []
     try:
         for name in ("training", "validation"):
@@ -69,13 +68,20 @@ def prepare_training(
     return PreparedRows(*counts)
 
 
+def mark_validation(rows: Rows, inputs: ModelInputs, label: str, kind: LabelKind, share: float) -> Any:
+    """Which rows are for validation, those that ``prepare_training`` takes: ``[rows]``, bool."""
+    limit = _find_limit(rows, inputs, label, kind, share)
+    parts = [_hash_rows(table) < limit for table in _prepare(rows, inputs, label, kind)]
+    return np.concatenate(parts) if parts else np.zeros(0, bool)
+
+
 def prepare_prediction(
     files: Sequence[Path], inputs: ModelInputs, folder: Path, label: str | None = None, kind: LabelKind | None = None
 ) -> int:
     """Write all rows in their order, with the label if it is named; returns their number."""
     folder.mkdir(parents=True, exist_ok=True)
     count = 0
-    schema = _schema(inputs, label, kind, stacked=True)
+    schema = prepared_schema(inputs, label, kind, stacked=True)
     with pq.ParquetWriter(folder / "part-00000.parquet", schema, compression="zstd") as writer:
         for table in _prepare(files, inputs, label, kind):
             writer.write_table(stack_columns(table, inputs), row_group_size=_GROUP_ROWS)
@@ -99,7 +105,15 @@ def _field_names(inputs: ModelInputs, present: Sequence[str]) -> list[str]:
     return [*names, *([inputs.label] if inputs.label in present else [])]
 
 
-def _schema(inputs: ModelInputs, label: str | None, kind: LabelKind | None, *, stacked: bool = False) -> Any:
+def prepared_schema(inputs: ModelInputs, label: str | None, kind: LabelKind | None, *, stacked: bool = False) -> Any:
+    """Arrow's types of prepared rows.
+
+    Args:
+        inputs: of the model.
+        label: column of the query; None: there is none.
+        kind: what the model predicts.
+        stacked: as ``stack_columns`` returns them.
+    """
     types = {NUMBER: pa.float32(), TEXT: pa.string()}
     fields = [(each.name, types[each.dtype]) for each in inputs.inputs]
     if stacked:
@@ -113,22 +127,27 @@ def _schema(inputs: ModelInputs, label: str | None, kind: LabelKind | None, *, s
     return pa.schema(fields)
 
 
-def _prepare(files: Sequence[Path], inputs: ModelInputs, label: str | None, kind: LabelKind | None) -> Iterator[Any]:
+def wanted_columns(inputs: ModelInputs, label: str | None) -> list[str]:
+    """The columns of the query that prepared rows are made of."""
     columns = dict.fromkeys(each.column for each in inputs.inputs)
+    return list(columns if label is None else columns | {label: None})
+
+
+def _prepare(files: Rows, inputs: ModelInputs, label: str | None, kind: LabelKind | None) -> Iterator[Any]:
+    for batch in read_batches(files, wanted_columns(inputs, label)):
+        yield prepare_batch(batch, inputs, label, kind)
+
+
+def prepare_batch(batch: Any, inputs: ModelInputs, label: str | None, kind: LabelKind | None) -> Any:
+    """A record batch of the query in the form of a model."""
+    arrays = [
+        _to_number(batch.column(each.column)) if each.dtype == NUMBER else _to_filled_text(batch.column(each.column))
+        for each in inputs.inputs
+    ]
     if label is not None:
-        columns[label] = None
-    schema = _schema(inputs, label, kind)
-    for batch in read_batches(files, list(columns)):
-        arrays = [
-            _to_number(batch.column(each.column))
-            if each.dtype == NUMBER
-            else _to_filled_text(batch.column(each.column))
-            for each in inputs.inputs
-        ]
-        if label is not None:
-            values = batch.column(label)
-            arrays.append(to_number(values) if kind is LabelKind.NUMBER else to_text(values))
-        yield pa.Table.from_arrays(arrays, schema=schema)
+        values = batch.column(label)
+        arrays.append(to_number(values) if kind is LabelKind.NUMBER else to_text(values))
+    return pa.Table.from_arrays(arrays, schema=prepared_schema(inputs, label, kind))
 
 
 def _to_number(array: Any) -> Any:
@@ -173,7 +192,13 @@ def _hash_rows(table: Any) -> Any:
     return hashes
 
 
-def _exact_limit(files: Sequence[Path], inputs: ModelInputs, label: str, kind: LabelKind, share: float) -> Any:
+def _find_limit(files: Rows, inputs: ModelInputs, label: str, kind: LabelKind, share: float) -> Any:
+    """The hash below which a row is for validation."""
+    is_small = count_rows(files) <= _SMALL_TABLE
+    return _exact_limit(files, inputs, label, kind, share) if is_small else np.uint64(share * 2**64)
+
+
+def _exact_limit(files: Rows, inputs: ModelInputs, label: str, kind: LabelKind, share: float) -> Any:
     """The hash below which a row is for validation, so that the share is as wanted, and neither side is empty."""
     parts = [_hash_rows(table) for table in _prepare(files, inputs, label, kind)]
     hashes = np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.uint64)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -27,20 +27,40 @@ _LEAST_CORRELATION = 1 - 1e-9
 """Correlation of two columns that are the same up to unit and zero."""
 
 
-def collect_facts(files: Sequence[Path], label: str, threads: int = 2) -> list[ColumnFacts]:
-    """What the plan needs to know of each column of Parquet files, in their order.
+class RowSource(Protocol):
+    """Rows that are in no files, and are read as often as they are needed, in the same order."""
+
+    @property
+    def schema(self) -> Any:
+        """Arrow's types of the columns."""
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+
+    def batches(self, columns: Sequence[str]) -> Iterator[Any]:
+        """Record batches with these columns."""
+
+    def summarize(self, columns: Sequence[str], threads: int) -> TableStatistics:
+        """Statistics of these columns, those that ``scan_table`` finds for the same rows in files."""
+
+
+Rows: TypeAlias = Sequence[Path] | RowSource
+"""Parquet files with the same columns, or what is read like them."""
+
+
+def collect_facts(files: Rows, label: str, threads: int = 2) -> list[ColumnFacts]:
+    """What the plan needs to know of each column, in their order.
 
     Args:
-        files: parts with the same columns.
+        files: the rows.
         label: the name of the label's column; another name leaves out what compares columns with it.
         threads: that share the row groups.
     """
-    schema = pq.read_schema(files[0])
+    schema = pq.read_schema(files[0]) if isinstance(files, Sequence) else files.schema
     taken = [field.name for field in schema if kind_of(field.type) != "other"]
-    statistics = TableStatistics()
-    if taken:
-        statistics = scan_table([str(file) for file in files], {"format": "parquet", "columns": taken}, threads)
-    rows = sum(pq.read_metadata(file).num_rows for file in files)
+    statistics = _summarize(files, taken, threads) if taken else TableStatistics()
+    rows = count_rows(files)
     facts = [_facts_of(field, statistics, rows) for field in schema]
     words = _count_words(files, [each for each in facts if each.kind == "text" and each.distinct > MOST_ONE_HOT])
     copies = _find_copies(files, facts, label)
@@ -48,6 +68,12 @@ def collect_facts(files: Sequence[Path], label: str, threads: int = 2) -> list[C
         _replaced(each, words.get(each.name), copies_label=each.name in copies) if each.count else each
         for each in facts
     ]
+
+
+def _summarize(files: Rows, columns: Sequence[str], threads: int) -> TableStatistics:
+    if isinstance(files, Sequence):
+        return scan_table([str(file) for file in files], {"format": "parquet", "columns": columns}, threads)
+    return files.summarize(columns, threads)
 
 
 def _replaced(facts: ColumnFacts, words: tuple[float, tuple[str, ...]] | None, *, copies_label: bool) -> ColumnFacts:
@@ -153,15 +179,23 @@ def _days_per_unit(kind: Any) -> float:
 # What a second pass over some columns tells.
 
 
-def read_batches(files: Sequence[Path], columns: Sequence[str]) -> Any:
-    """Record batches with the columns of Parquet files; of thousands of columns, with fewer rows."""
+def count_rows(files: Rows) -> int:
+    """The number of rows."""
+    return sum(pq.read_metadata(file).num_rows for file in files) if isinstance(files, Sequence) else files.rows
+
+
+def read_batches(files: Rows, columns: Sequence[str]) -> Iterator[Any]:
+    """Record batches with these columns; of thousands of columns, with fewer rows."""
+    if not isinstance(files, Sequence):
+        yield from files.batches(columns)
+        return
     rows = max(_LEAST_BATCH_ROWS, min(_BATCH_ROWS, _BATCH_CELLS // max(1, len(columns))))
     for file in files:
         with pq.ParquetFile(file) as opened:
             yield from opened.iter_batches(rows, columns=list(columns))
 
 
-def _count_words(files: Sequence[Path], texts: Sequence[ColumnFacts]) -> Mapping[str, tuple[float, tuple[str, ...]]]:
+def _count_words(files: Rows, texts: Sequence[ColumnFacts]) -> Mapping[str, tuple[float, tuple[str, ...]]]:
     """The number of words of each text, on average, and the most frequent words of those that are language."""
     if not texts:
         return {}
@@ -196,7 +230,7 @@ def plain_words(values: Any) -> Any:
     return pc.replace_substring_regex(pc.utf8_lower(values), f"[{marks}]", "")
 
 
-def _find_copies(files: Sequence[Path], facts: Sequence[ColumnFacts], label: str) -> set[str]:
+def _find_copies(files: Rows, facts: Sequence[ColumnFacts], label: str) -> set[str]:
     """Columns that say the same as the label: one value for each of its values, or the same number up to a factor."""
     target = next((each for each in facts if each.name == label and each.count), None)
     if target is None:
@@ -215,7 +249,7 @@ def _may_rename(facts: ColumnFacts, target: ColumnFacts) -> bool:
     return facts.name != target.name and facts.distinct == target.distinct and facts.missing == target.missing
 
 
-def _find_renamed(files: Sequence[Path], names: Sequence[str], target: ColumnFacts) -> set[str]:
+def _find_renamed(files: Rows, names: Sequence[str], target: ColumnFacts) -> set[str]:
     """Columns whose values and those of the label determine each other."""
     pairs: dict[str, dict[Any, Any]] = {name: {} for name in names}
     for batch in read_batches(files, [target.name, *names]) if names else ():
@@ -230,7 +264,7 @@ def _find_renamed(files: Sequence[Path], names: Sequence[str], target: ColumnFac
     return {name for name, labels in pairs.items() if len(set(labels.values())) == len(labels)}
 
 
-def _find_rescaled(files: Sequence[Path], names: Sequence[str], label: str) -> set[str]:
+def _find_rescaled(files: Rows, names: Sequence[str], label: str) -> set[str]:
     """Numbers that are a linear function of the label in all rows."""
     left = list(names)
     for batch in read_batches(files, [label, *names]):

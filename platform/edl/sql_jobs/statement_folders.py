@@ -33,10 +33,11 @@ from edl.sql_jobs.model_module import VOCABULARY_FILE, write_module
 from edl.sql_jobs.model_registry import MODEL_FILE, ModelDescription
 from edl.sql_jobs.permutation_importance import MOST_COLUMNS, PermutedRows, write_permutations
 from edl.sql_jobs.prediction_output import class_probabilities, predicted_values
-from edl.sql_jobs.prepared_rows import PreparedRows, prepare_prediction, prepare_training
+from edl.sql_jobs.prepared_rows import PreparedRows, mark_validation, prepare_prediction, prepare_training
 from edl.sql_jobs.query_errors import QueryError
 from edl.sql_jobs.query_extraction import ExtractedRows, OnProgress, extract_query
 from edl.sql_jobs.row_statistics import collect_facts
+from edl.sql_jobs.row_stream import STREAM_MODULE, RowOrigin, StreamedRows, survey_rows, write_stream
 from edl.sql_jobs.statement_parser import statement_error
 from edl.sql_jobs.statements import (
     Attribute,
@@ -80,18 +81,19 @@ class PreparedTraining:
 def prepare_train(
     statement: TrainStatement,
     text: str,
-    rows: ExtractedRows,
+    rows: ExtractedRows | StreamedRows,
     database: str,
     folder: Path,
     *,
     query_seconds: float | None = None,
 ) -> PreparedTraining:
-    """Plan a model for the rows, and write module, job file and data. The rows are removed.
+    """Plan a model for the rows, and write module, job file and data. Extracted rows are removed.
 
     Args:
         statement: what is wanted.
         text: of the statement, which is stored with the model.
-        rows: of its query, in the folder ``rows``.
+        rows: of its query, in the folder ``rows`` or still in the database. Of these, no data are written but what
+            workers need to read them.
         database: its address, which is stored with the model.
         folder: gets the files.
         query_seconds: what ``validation.select`` may take in the database; None: no limit.
@@ -105,7 +107,8 @@ def prepare_train(
     names = {column.name for column in rows.columns}
     same = [name for name in names if name.lower() == statement.label.name.lower()]
     label = statement.label.name if statement.label.name in names or len(same) != 1 else same[0]
-    plan = plan_columns(collect_facts(rows.files, label), statement.label)
+    files = rows.files if isinstance(rows, ExtractedRows) else rows
+    plan = plan_columns(collect_facts(files, label), statement.label)
     plan = override_columns(plan, statement.columns, estimator)
     check_features(plan, statement.label)
     settings = choose_settings(statement, estimator, reason, plan)
@@ -113,7 +116,10 @@ def prepare_train(
     kind = plan.label.kind
     model = _describe_model(statement, text, rows, database, label, estimator, plan, inputs)
     validation = find_validation_query(statement)
-    if validation is None:
+    if isinstance(rows, StreamedRows):
+        marks = mark_validation(rows, inputs, label, kind, settings.validation_share)
+        counts = write_stream(folder, rows, inputs, label, kind, marks)
+    elif validation is None:
         counts = prepare_training(rows.files, inputs, label, kind, folder / "data", settings.validation_share)
     else:
         more = extract_rows(database, validation, folder / "more", query_seconds=query_seconds)
@@ -125,14 +131,14 @@ def prepare_train(
             prepare_prediction(more.files, inputs, folder / "data" / "validation", own_label, kind),
         )
         shutil.rmtree(folder / "more")
-    shutil.rmtree(folder / "rows")
+    shutil.rmtree(folder / "rows", ignore_errors=True)
     document = job_document(statement.into.name, plan, settings, inputs.label, counts.training)
-    files = write_module(plan, inputs, estimator, settings.optimizer, settings.patience, statement.select.text)
-    files["job.yaml"] = dump_job(document)
+    texts = write_module(plan, inputs, estimator, settings.optimizer, settings.patience, statement.select.text)
+    texts["job.yaml"] = dump_job(document)
     module = find_user_module(statement, ESTIMATORS) if estimator not in ESTIMATORS else None
     if module is not None:
-        files = {**module.files(), **files}
-    for name, content in files.items():
+        texts = {**module.files(), **texts}
+    for name, content in texts.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content, encoding="utf-8")
     return PreparedTraining(plan, settings, counts, document, model)
@@ -141,7 +147,7 @@ def prepare_train(
 def _describe_model(
     statement: TrainStatement,
     text: str,
-    rows: ExtractedRows,
+    rows: ExtractedRows | StreamedRows,
     database: str,
     label: str,
     estimator: str,
@@ -181,7 +187,8 @@ def _module_files(folder: Path) -> list[Path]:
     if not (folder / f"{COLUMNS_MODULE}.py").exists():
         return []
     packages = [path for path in folder.iterdir() if path.is_dir() and any(path.rglob("*.py"))]
-    return [*(path for path in folder.glob("*.py") if path.name not in _MODULE_FILES), *packages]
+    own = (*_MODULE_FILES, f"{STREAM_MODULE}.py")
+    return [*(path for path in folder.glob("*.py") if path.name not in own), *packages]
 
 
 def prepare_evaluate(statement: EvaluateStatement, model: ModelDescription, rows: ExtractedRows, folder: Path) -> None:
@@ -264,10 +271,27 @@ def extract_rows(
     Raises:
         EdlError: see ``extract_query``; with the place in the whole text of the statements.
     """
-    try:
+    with _at_query(select):
         return extract_query(
             database, select.text, folder / "rows", on_progress=on_progress, statement_seconds=query_seconds
         )
+
+
+def stream_rows(origin: RowOrigin, select: Select, on_progress: OnProgress | None = None) -> StreamedRows:
+    """The rows of a query, which stay in the database.
+
+    Raises:
+        EdlError: see ``survey_rows``; with the place in the whole text of the statements.
+    """
+    with _at_query(select):
+        return survey_rows(origin, on_progress)
+
+
+@contextmanager
+def _at_query(select: Select) -> Iterator[None]:
+    """Errors about a query name its place in the whole text of the statements."""
+    try:
+        yield
     except BadInputError as error:
         if not str(error.where).startswith("the query"):
             raise
@@ -287,7 +311,7 @@ def _at_place(error: BadInputError, select: Select) -> EdlError:
     return statement_error(error.message, place, error.hint)
 
 
-def check_rows(rows: ExtractedRows, select: Select, least: int) -> None:
+def check_rows(rows: ExtractedRows | StreamedRows, select: Select, least: int) -> None:
     """Refuse a query with fewer rows than ``least``.
 
     Raises:

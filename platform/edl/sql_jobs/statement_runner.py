@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,6 +21,7 @@ from edl.api.errors import BadInputError
 from edl.data.database import find_scheme
 from edl.sql_jobs.column_plan import ColumnPlan
 from edl.sql_jobs.edl_process import run_edl
+from edl.sql_jobs.exported_snapshot import export_snapshot
 from edl.sql_jobs.job_settings import TrainingSettings, choose_estimator, find_validation_query
 from edl.sql_jobs.model_registry import MODEL_FILE, ModelDescription, ModelRegistry
 from edl.sql_jobs.parquet_parts import NoRowsError
@@ -27,6 +29,7 @@ from edl.sql_jobs.permutation_importance import ColumnImportance, importance_tab
 from edl.sql_jobs.prediction_output import read_predictions
 from edl.sql_jobs.prepared_rows import PreparedRows
 from edl.sql_jobs.query_extraction import ExtractedRows
+from edl.sql_jobs.row_stream import RowOrigin, StreamedRows, stream_settings
 from edl.sql_jobs.statement_folders import (
     check_target,
     extract_rows,
@@ -37,10 +40,12 @@ from edl.sql_jobs.statement_folders import (
     prepare_predict,
     prepare_train,
     refuse_attributes,
+    stream_rows,
     take_probabilities,
     with_predictions,
     write_result,
 )
+from edl.sql_jobs.statement_parser import statement_error
 from edl.sql_jobs.statements import (
     DropModelStatement,
     EvaluateStatement,
@@ -54,9 +59,14 @@ from edl.sql_jobs.statements import (
     TableName,
     TrainStatement,
 )
+from edl.sql_jobs.stream_key import find_stream_key
 
 _DIALECTS = {"sqlite": "sqlite", "postgresql": "postgres", "mysql": "mysql", "mariadb": "mysql", "duckdb": "duckdb"}
 _WORK_FOLDER = Path(".edl", "sql")
+STREAM_SNAPSHOT, STREAM_INCONSISTENT = "snapshot", "inconsistent"
+"""Values of ``--stream``."""
+_SNAPSHOT_SECONDS = 5.0
+"""Between two looks at the connection that holds a snapshot."""
 
 
 class Observer:
@@ -64,6 +74,9 @@ class Observer:
 
     def extracted(self, rows: int) -> None:
         """So many rows of the query are read."""
+
+    def streamed(self, key: str, *, is_consistent: bool) -> None:
+        """The rows of a training stay in the database, and are read by ranges of this column."""
 
     def planned(self, plan: ColumnPlan, settings: TrainingSettings, rows: PreparedRows) -> None:
         """The plan of a training, before it begins."""
@@ -177,6 +190,8 @@ class StatementRunner:
         export: a new folder for the module, the job and the data of a training.
         most_rows: of a query that are returned.
         query_seconds: what a query may take in the database; None: no limit.
+        stream: the rows of a training stay in the database: ``STREAM_SNAPSHOT``, or ``STREAM_INCONSISTENT`` to accept
+            rows of several states where a database cannot share one; empty: they are read once, into files.
     """
 
     database: str | None
@@ -186,6 +201,7 @@ class StatementRunner:
     export: Path | None = None
     most_rows: int = 1000
     query_seconds: float | None = None
+    stream: str = ""
 
     def run(self, statement: Statement, text: str) -> Result:
         """Run a statement.
@@ -197,6 +213,8 @@ class StatementRunner:
         Raises:
             EdlError: it cannot run, or fails.
         """
+        if self.stream:
+            check_streamable(statement)
         if isinstance(statement, TrainStatement):
             return self._train(statement, text)
         if isinstance(statement, EvaluateStatement):
@@ -221,27 +239,68 @@ class StatementRunner:
         choose_estimator(statement)
         find_validation_query(statement)
         self.registry.check_new(statement.into, replace_model=self.replaces)
-        with _work_folder(self.export) as folder:
-            rows = self._extract(statement.select, folder)
+        with _work_folder(self.export) as folder, self._find_rows(statement, folder) as found:
             prepared = prepare_train(
-                statement, text, rows, self.database or "", folder, query_seconds=self.query_seconds
+                statement, text, found.rows, self.database or "", folder, query_seconds=self.query_seconds
             )
             self.observer.planned(prepared.plan, prepared.settings, prepared.counts)
-            history, metrics = self._run_training(folder)
-            model = replace(prepared.model, metrics=metrics, history=history)
+            history, metrics = self._run_training(folder, found)
+            model = replace(prepared.model, metrics=metrics, history=history, stream=found.stream)
             saved = self.registry.save(model, model_files(folder, folder / str(prepared.document["export"]["path"])))
         return TrainResult(saved, self.export)
 
-    def _run_training(self, folder: Path) -> tuple[list[tuple[int, dict[str, float]]], dict[str, float]]:
+    def _find_rows(self, statement: TrainStatement, folder: Path) -> AbstractContextManager[_FoundRows]:
+        """The rows of a training: extracted, or in the database as long as the context is open."""
+        if self.stream:
+            return self._stream_rows(statement)
+        return nullcontext(_FoundRows(self._extract(statement.select, folder)))
+
+    @contextmanager
+    def _stream_rows(self, statement: TrainStatement) -> Iterator[_FoundRows]:
+        database, select = self._need_database(), statement.select
+        if self.export is not None:
+            raise BadInputError(
+                "keeps the rows, and --stream leaves them in the database",
+                where="--export",
+                hint="leave one of them out",
+            )
+        if (query := find_validation_query(statement)) is not None:
+            raise statement_error(
+                "validation.select does not go with --stream",
+                query.place,
+                "use validation.share, or leave --stream out",
+            )
+        accepts = self.stream == STREAM_INCONSISTENT
+        with export_snapshot(database, allow_inconsistent=accepts) as snapshot:
+            key = find_stream_key(statement, database, dialect_of(database))
+            origin = RowOrigin(database, select.text, key, snapshot.name, self.query_seconds)
+            self.observer.streamed(key, is_consistent=snapshot.is_consistent)
+            rows = stream_rows(origin, select, self.observer.extracted)
+            stream = STREAM_SNAPSHOT if snapshot.is_consistent else STREAM_INCONSISTENT
+            yield _FoundRows(rows, stream, snapshot.check)
+
+    def _run_training(
+        self, folder: Path, found: _FoundRows
+    ) -> tuple[list[tuple[int, dict[str, float]]], dict[str, float]]:
         """Train what is in a folder; returns the evaluations by step, and the metrics at the end."""
         history = list[tuple[int, dict[str, float]]]()
+        next_check = time.monotonic() + _SNAPSHOT_SECONDS
 
         def follow(event: Mapping[str, Any]) -> None:
+            nonlocal next_check
+            if time.monotonic() >= next_check:
+                found.check()
+                next_check = time.monotonic() + _SNAPSHOT_SECONDS
             if event.get("event") == "evaluation_ended":
                 history.append((int(event["step"]), dict(event["metrics"])))
             self.observer.job_event(event)
 
-        summary = run_edl("run", folder, on_event=follow)
+        if found.stream:
+            summary = run_edl("run", folder, stream_settings(), follow, needs_database=True)
+            # Whatever was read after the snapshot was lost would be of another state.
+            found.check()
+        else:
+            summary = run_edl("run", folder, on_event=follow)
         return history, dict(summary.get("metrics") or (history[-1][1] if history else {}))
 
     # -- models that exist -----------------------------------------------------------------------
@@ -352,6 +411,33 @@ class StatementRunner:
         return self.database
 
 
+def check_streamable(statement: Statement) -> None:
+    """Refuse a statement whose rows cannot stay in the database.
+
+    Raises:
+        BadInputError: it uses a model on rows, which are read once.
+    """
+    if isinstance(statement, EvaluateStatement | PredictStatement | ExplainStatement):
+        raise statement_error(
+            "--stream is for TO TRAIN", statement.select.place, "run this statement by itself, without --stream"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _FoundRows:
+    """The rows of a training.
+
+    Attributes:
+        rows: extracted, or in the database.
+        stream: see ``ModelDescription``.
+        check: raises if the snapshot that they are read in is gone.
+    """
+
+    rows: ExtractedRows | StreamedRows
+    stream: str = ""
+    check: Callable[[], object] = lambda: None
+
+
 @contextmanager
 def _work_folder(named: Path | None = None) -> Iterator[Path]:
     """A folder for the files of a statement. It goes with the statement, unless it is named or the statement fails
@@ -372,7 +458,7 @@ def _work_folder(named: Path | None = None) -> Iterator[Path]:
         yield folder
     except BaseException:
         # Rows of a database do not stay behind.
-        for name in ("rows", "data", "all"):
+        for name in ("rows", "data", "all", "stream"):
             shutil.rmtree(folder / name, ignore_errors=True)
         if not (folder / "job.yaml").exists():
             shutil.rmtree(folder, ignore_errors=True)

@@ -16,6 +16,7 @@ from edl.data.file_digests import digest_sources
 from edl.data.job_data import data_set_paths, open_job_data
 from edl.data.reader import BlockSizes, CorruptRange, OnCorrupt, Reader, Source
 from edl.data.reader_factory import read_reader_blocks
+from edl.data.record_columns import ColumnRecords
 from edl.data.shard_reader import ShardReader, lists_shards
 from edl.jobfile.loader import DATA_SET_BY_TASK
 from edl.jobfile.zoo_lookup import find_model_function
@@ -191,7 +192,9 @@ class GuardedReader:
         expected_count = end - start - left_out
         if len(returned) != expected_count:
             raise self._reader_error(f"{call_text} {len(returned)} records, not {expected_count}", _RECORDS_HINT)
-        if expected_count and (returned[0] is None or isinstance(returned[0], Mapping)):
+        # Of columns, a record is a mapping; a list of mappings is no form of records.
+        is_table = isinstance(returned, ColumnRecords)
+        if expected_count and not is_table and (returned[0] is None or isinstance(returned[0], Mapping)):
             raise self._reader_error(f"{call_text} a record that is {_describe_type(returned[0])}", _RECORDS_HINT)
         records: Sequence[Any] = returned
         return records

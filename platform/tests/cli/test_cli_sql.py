@@ -68,6 +68,13 @@ def test_statements_come_from_an_argument_a_file_and_standard_input(
         (["SELECT * FROM t TO TRIAN dnn LABEL a INTO b"], "line 1, column 17"),
         (["SHOW MODELS", "--export", "out"], "--export: is for one training"),
         (["DROP MODEL m"], "there is no model m"),
+        (["SHOW MODELS", "--stream=always"], "--stream: has no value always"),
+        (["SHOW MODELS", "--stream", "--submit"], "whose process holds the snapshot"),
+        (["SHOW MODELS; SELECT * FROM t TO EVALUATE m", "--stream"], "line 1, column 14: --stream is for TO TRAIN"),
+        (
+            ["--demo", "--stream", "SELECT * FROM employee LABEL income INTO m"],
+            "sqlite cannot let several connections read one state",
+        ),
         (["SELECT 1", "--database", "postgresql://me:hunter2@h/d"], "contains a password"),
     ],
 )
