@@ -116,6 +116,7 @@ def test_csv_has_the_label_and_the_pixels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compression", ["none", "snappy", "gzip"])
+@pytest.mark.first_cases(1)
 def test_the_same_seed_gives_the_same_bytes(tmp_path: Path, compression: str) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         run(

@@ -69,6 +69,7 @@ def test_a_file_predicts_what_was_trained(lookup: str, form: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16"])
+@pytest.mark.first_cases(1)
 def test_layers_of_keras_that_predict_otherwise_are_not_written(
     precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

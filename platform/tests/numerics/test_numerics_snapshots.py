@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ps.shard_arrays import shard_arrays
+from support.repetition import repetition
 from support.table_contract import array, declared
 
 from edl.api.errors import StorageError
@@ -55,7 +56,7 @@ def assert_same(rows: TableSnapshot, copy) -> None:
     assert start == len(copy)
 
 
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("threads", [repetition(1), 3])
 def test_pushes_of_several_threads_do_not_reach_a_snapshot(threads, monkeypatch):
     monkeypatch.setattr(native_table, "CHUNK_BYTES", 50_000)
     table, moment, done = filled(20_000, threads), threading.Lock(), threading.Event()

@@ -257,6 +257,7 @@ def check(make: Callable[[OptimizerSpec, RowArrays | None], Any], spec: Optimize
 @pytest.mark.parametrize(
     "make", [partial(table, numpy_table), partial(store, NumpyParameterStore)], ids=["table", "store"]
 )
+@pytest.mark.first_cases(5)  # a table with each optimizer, a store with one
 def test_numpy_is_a_dictionary(make: Make, spec: OptimizerSpec) -> None:
     check(make, spec)
 
@@ -265,6 +266,7 @@ def test_numpy_is_a_dictionary(make: Make, spec: OptimizerSpec) -> None:
 @pytest.mark.native
 @pytest.mark.parametrize("spec", OPTIMIZERS, ids=lambda spec: spec.name)
 @pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.first_cases(5)  # all with one thread, one with three
 def test_a_native_table_is_a_dictionary(threads: int, spec: OptimizerSpec) -> None:
     check(partial(table, partial(NativeTable, threads=threads)), spec)
 

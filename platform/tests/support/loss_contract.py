@@ -131,7 +131,7 @@ class LossContract:
         timeout = 0.3
 
         def run(communicator: Communicator) -> None:
-            until = time.monotonic() + (4 * timeout if communicator.rank == 1 else 0)
+            until = time.monotonic() + (2 * timeout if communicator.rank == 1 else 0)
             while time.monotonic() < until:
                 sum(range(1000))
             communicator.all_reduce(np.ones(10, np.float32))
