@@ -821,6 +821,9 @@ def write_keras2_file(model: Keras2Model, path: Path, *, weights_only: bool = Fa
 def find_undescribed(model: Keras2Model) -> str:
     """Why Keras 2 cannot describe the user's model; empty if it can."""
     try:
+        for layer in model.legacy._flatten_layers():  # the description of a subclass asks none of its layers
+            if hasattr(layer, "edl_layer"):
+                layer.get_config()
         importlib.import_module(f"{_OWN_PACKAGE}.saving").serialize_keras_object(model.legacy)
     except Exception as error:  # noqa: BLE001  a user's get_config may raise anything; the SavedModel needs none
         # Keras 2 adds an example of many lines.
@@ -828,6 +831,7 @@ def find_undescribed(model: Keras2Model) -> str:
     return ""
 
 
+_LONGEST_REASON = 300
 _MOST_REMADE_BYTES = 1 << 28
 """A larger model is not made again to see whether its file can be loaded."""
 
@@ -876,6 +880,8 @@ def find_unloadable_keras2(model: Keras2Model, *, safe_mode: bool = True) -> str
         reason = f"{type(error).__name__}: {' '.join(str(error).partition('Call arguments')[0].split()).rstrip('.')}"
     if not reason:
         return ""
+    if len(reason) > _LONGEST_REASON:  # Keras adds its frames to the user's error, which stands at the end
+        reason = f"{reason[: _LONGEST_REASON // 2]} ... {reason[-_LONGEST_REASON // 2 :]}"
     return (
         f"tf_keras.models.load_model fails: {reason}. The SavedModel loads without it. Or make the model with the "
         "zoo's function, call it once with data, and load_weights() of the same file"

@@ -456,6 +456,41 @@ def test_layers_of_edl_train_in_a_model_of_keras_2(tmp_path: Path) -> None:
     np.testing.assert_allclose(saved.serve(ids).numpy(), local.model(ids, training=False).numpy(), rtol=1e-5, atol=1e-6)
 
 
+def test_a_subclass_with_a_layer_of_edl_is_exported_as_a_saved_model_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = """
+from edl.layers import Embedding
+from edl.layers.keras2_embedding import make_keras2_embedding
+class custom_model(tf_keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.rows, self.head = make_keras2_embedding(Embedding(3, 7, name="rows")), layers.Dense(1)
+    def call(self, ids):
+        return self.head(tf.reduce_sum(self.rows(ids), axis=1))
+"""
+    local = LocalModel(load(tmp_path, source), seed=SEED, sample=next(batches("masked"))[0])
+    exported = model_export.export_model(
+        local.exportable(), local.variables.read_values(), {}, tmp_path / "m.keras", tmp_path / "saved"
+    )
+    assert (exported["keras"], exported["loading"]) == (None, "")
+    assert not missing_keys(caplog.text, "no .keras file", "edl.layers.Embedding can only be a SavedModel")
+
+
+def test_a_long_reason_why_a_file_cannot_be_loaded_is_shortened(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model = load(tmp_path, FUNCTIONAL).make_model()
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise ValueError("begin " + "of many frames " * 100 + "end")
+
+    monkeypatch.setattr(tf_keras.saving, "deserialize_keras_object", fail)
+    said = keras2_models.find_unloadable_keras2(model)
+    assert len(said) < 600
+    assert not missing_keys(said, "ValueError: begin", "frames end", "The SavedModel loads without it")
+
+
 @pytest.mark.parametrize("kind", ["functional", "subclass"])
 def test_a_check_of_the_job_warns_of_the_keras_file_as_the_export_does(
     tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
