@@ -17,6 +17,7 @@ from edl.api.errors import BadInputError
 from edl.api.job_spec import DataSpec
 from edl.core.shuffle import RecordSource
 from edl.data.reader import BlockSizes, Source
+from edl.data.record_columns import ColumnRecords
 from edl.keras.user_code import UserCodeError
 from edl.worker.data_readers import GuardedReader, describe_data_sets, open_data_set
 
@@ -158,8 +159,10 @@ def test_records_that_are_reported_as_corrupt_may_be_missing() -> None:
     assert [(each.start, each.end) for each in reported] == [(0, 1)]
 
 
-@pytest.mark.parametrize("returned", [[b"row"] * 4, ([["x", "y"]] * 4), np.zeros((4, 2)), (1, 2, 3, 4)])
-def test_lists_tuples_and_arrays_are_records(returned: Any) -> None:
+@pytest.mark.parametrize(
+    "returned", [[b"row"] * 4, ([["x", "y"]] * 4), np.zeros((4, 2)), (1, 2, 3, 4), ColumnRecords({"age": np.zeros(4)})]
+)
+def test_lists_tuples_arrays_and_columns_are_records(returned: Any) -> None:
     assert guarded(read=lambda source, start, end: returned).read("a", 0, 4) is returned
 
 
