@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import subprocess
@@ -95,9 +96,13 @@ def test_workers_have_one_thread(table: Path, capsys: pytest.CaptureFixture[str]
     assert "--threads" in capsys.readouterr().err
 
 
-def test_workers_do_not_take_formats_without_exact_ranges(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_edl("data", "stats", str(table), "--workers", "2") == 2
-    assert "edl data convert" in capsys.readouterr().err
+def test_workers_do_not_take_compressed_text(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    packed = table.with_suffix(".csv.gz")
+    packed.write_bytes(gzip.compress(table.read_bytes()))
+    assert run_edl("data", "stats", str(packed), "--workers", "2") == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "no random access" in error
+    assert "data.reader.cache" in error
 
 
 def test_a_folder_without_files_of_workers_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
