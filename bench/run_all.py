@@ -74,6 +74,7 @@ SCRIPTS = (
     BenchScript("torch_loop", 600, ("--rounds", "1", "--seconds", "0.3")),
     BenchScript("data_stats", 1200, ("--rounds", "1", "--rows", "500000")),
     BenchScript("sql_extraction", 600, ("--rounds", "1", "--rows", "100000")),
+    BenchScript("sql_training", 1800, ("--rounds", "1", "--rows", "20000", "--many-rows", "50000")),
     BenchScript("sql_quality", 900, ("--rounds", "1", "--folds", "2", "--tables", "wine,diabetes,xor")),
     BenchScript("remote_data", 900, ("--megabytes", "16")),
 )

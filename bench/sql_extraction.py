@@ -27,7 +27,7 @@ from support.databases import PASSWORD, USER, find_postgres, start_postgres
 QUERY = "SELECT * FROM orders"
 MEGABYTE = 1_000_000
 _CREATE = """
-CREATE TABLE orders AS SELECT n::bigint AS id, (n % 100)::int AS age, random() AS x1, random() * 1000 AS x2,
+CREATE TABLE {table} AS SELECT n::bigint AS id, (n % 100)::int AS age, random() AS x1, random() * 1000 AS x2,
   random()::real AS x3, random() AS x4, (random() * 1e6)::numeric(12, 2) AS price, n % 2 = 0 AS paid,
   'town ' || (n % 500) AS town, md5(n::text) AS code, 'a, "b" ' || n AS note,
   date '2000-01-01' + (n % 9000)::int AS born,
@@ -35,6 +35,11 @@ CREATE TABLE orders AS SELECT n::bigint AS id, (n % 100)::int AS age, random() A
   (n % 3)::smallint AS kind
 FROM generate_series(1, {rows}) AS n
 """
+
+
+def create_orders(table: str, rows: int) -> str:
+    """The statement of PostgreSQL that makes a table of 15 columns."""
+    return _CREATE.format(table=table, rows=rows)
 
 
 def fill_sqlite(path: str, rows: int) -> None:
@@ -122,7 +127,7 @@ def measure(given: argparse.Namespace) -> ScriptResult:
         return ScriptResult("sql_extraction", failed="PostgreSQL is not installed: apt-get install postgresql")
     with ExitStack() as stack:
         server = stack.enter_context(start_postgres(programs))
-        server.connect(_CREATE.format(rows=rows), "ANALYZE orders")
+        server.connect(create_orders("orders", rows), "ANALYZE orders")
         folder = stack.enter_context(TemporaryDirectory(prefix="edl-bench-"))
         fill_sqlite(f"{folder}/shop.db", rows)
         print_progress(f"{rows:,} rows are written")
