@@ -27,6 +27,7 @@ def sql(
     models: str | Path | None = None,
     export: str | Path | None = None,
     query_timeout: float | None = None,
+    stream: bool | str = False,
     submit: bool = False,
     job_file: str | Path | None = None,
     settings: Sequence[str] = (),
@@ -43,6 +44,8 @@ def sql(
         models: folder of the models; by default that of ``EDL_MODELS``, else ``~/.edl/models``.
         export: folder that keeps the Keras module, the job file and the data of a training.
         query_timeout: seconds that a query may take in the database; None: no limit.
+        stream: leave the rows of a training in the database and read them by ranges of a unique key: True in one
+            snapshot of PostgreSQL, ``"inconsistent"`` without one.
         submit: run the statements as jobs on a cluster, without asking, and wait for them. The other arguments are for
             it, like the options of the command.
         job_file: with image, volumes, workers and the like.
@@ -73,7 +76,20 @@ def sql(
 
         names = ", ".join(name for name, value in cluster.items() if value)
         raise BadInputError(f"belongs to a cluster: {names}", where="edl.sql", hint="add submit=True, or leave it out")
+    if submit and stream:
+        from edl.api.errors import BadInputError
+
+        raise BadInputError(
+            "is for a training on this machine", where="edl.sql: stream", hint="leave out stream, or submit=True"
+        )
     given: dict[str, Any] = {"replace": replace, "models": models, "export": export, "query_timeout": query_timeout}
     run = frames.submit_to_frame if submit else frames.run_to_frame
-    frame: pd.DataFrame = run(statements, database, **given, **(cluster if submit else {}))
+    frame: pd.DataFrame = run(
+        statements, database, **given, **(cluster if submit else {"stream": _stream_value(stream)})
+    )
     return frame
+
+
+def _stream_value(stream: bool | str) -> str:
+    """What the option --stream has."""
+    return ("snapshot" if stream else "") if isinstance(stream, bool) else stream

@@ -116,7 +116,7 @@ def sql(
     from edl.cli.sql_submission import StatementSubmitter, SubmissionTarget, cluster_dialect
     from edl.sql_jobs.demo_table import DEMO_DATABASE, DEMO_FILE, DEMO_STATEMENT, make_demo
     from edl.sql_jobs.statement_parser import parse_with_texts
-    from edl.sql_jobs.statement_runner import dialect_of
+    from edl.sql_jobs.statement_runner import check_stream_value, dialect_of
 
     if demo:
         if database not in (None, DEMO_DATABASE) and not os.environ.get(DATABASE_VARIABLE):
@@ -129,7 +129,7 @@ def sql(
             if not _is_terminal():
                 return
     database = address_to_store(database)
-    _check_stream(stream, submit=submit)
+    check_stream_value(stream, submit=submit)
     target = SubmissionTarget(job_file, tuple(settings or ()), database_secret, context, namespace, yes, watch, dry_run)
     if target != SubmissionTarget() and not submit:
         raise BadInputError("belong to a cluster", where="options of the job", hint="add --submit, or leave them out")
@@ -187,19 +187,6 @@ def _check_export(export: Path | None, statements: list[Statement]) -> None:
     if export is not None and trainings != 1:
         raise BadInputError(
             f"is for one training, and there are {trainings}", where="--export", hint="run that statement by itself"
-        )
-
-
-def _check_stream(stream: str, *, submit: bool) -> None:
-    from edl.sql_jobs.statement_runner import STREAM_INCONSISTENT, STREAM_SNAPSHOT
-
-    if stream not in ("", STREAM_SNAPSHOT, STREAM_INCONSISTENT):
-        raise BadInputError(f"has no value {stream}", where="--stream", hint="write --stream or --stream=inconsistent")
-    if stream and submit:
-        raise BadInputError(
-            "is for a training on this machine, whose process holds the snapshot",
-            where="--stream",
-            hint="leave out --stream: the job reads the query once; or leave out --submit",
         )
 
 

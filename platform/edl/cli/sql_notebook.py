@@ -20,7 +20,16 @@ from edl.jobfile.database_address import DATABASE_VARIABLE, address_to_store
 from edl.sql_jobs.data_frames import require_pandas, result_frame
 from edl.sql_jobs.model_registry import ModelRegistry
 from edl.sql_jobs.statement_parser import parse_with_texts
-from edl.sql_jobs.statement_runner import MetricsResult, PredictResult, StatementRunner, TrainResult, dialect_of
+from edl.sql_jobs.statement_runner import (
+    STREAM_SNAPSHOT,
+    MetricsResult,
+    PredictResult,
+    StatementRunner,
+    TrainResult,
+    check_stream_value,
+    check_streamable,
+    dialect_of,
+)
 
 
 class NotebookObserver(TerminalObserver):
@@ -56,6 +65,7 @@ class EdlMagics(Magics):  # type: ignore[misc]
     @argument("--database", help=f"address of the database; by default that of {DATABASE_VARIABLE}")  # type: ignore[untyped-decorator]
     @argument("--replace", action="store_true", help="a model gets a new version; a table is replaced")  # type: ignore[untyped-decorator]
     @argument("--models", type=Path, help="folder of the models; ~/.edl/models")  # type: ignore[untyped-decorator]
+    @argument("--stream", nargs="?", default="", const=STREAM_SNAPSHOT, help="rows stay in the database; =inconsistent")  # type: ignore[untyped-decorator]
     @argument("--submit", action="store_true", help="run the statements as jobs on a cluster")  # type: ignore[untyped-decorator]
     @argument("--job-file", type=Path, help="with --submit: a job file with image, volumes, workers and the like")  # type: ignore[untyped-decorator]
     @argument("--set", action="append", default=[], dest="settings", help="with --submit: FIELD=VALUE of the job file")  # type: ignore[untyped-decorator]
@@ -82,6 +92,7 @@ class EdlMagics(Magics):  # type: ignore[misc]
         )
         if target != SubmissionTarget() and not options.submit:
             raise BadInputError("belong to a cluster", where="options of the job", hint="add --submit to %%edl")
+        check_stream_value(options.stream, submit=options.submit)
         parsed = parse_with_texts(cell, cluster_dialect(database) if options.submit else dialect_of(database))
         if not parsed:
             raise BadInputError("has no statement", where="the cell", hint="write SHOW MODELS below %%edl")
@@ -94,7 +105,12 @@ class EdlMagics(Magics):  # type: ignore[misc]
             if code := submitter.submit(parsed):
                 raise JobFailedError(f"it ended with exit code {code}", where="the job")
             return self._keep(submitter.result, submitter.batches, options.to)
-        runner = StatementRunner(database, ModelRegistry(options.models), replaces=options.replace)
+        runner = StatementRunner(
+            database, ModelRegistry(options.models), replaces=options.replace, stream=options.stream
+        )
+        if options.stream:
+            for statement, _ in parsed:
+                check_streamable(statement)  # before the first one runs
         for number, (statement, text) in enumerate(parsed):
             with NotebookObserver() as observer:
                 runner.observer = observer

@@ -23,6 +23,8 @@ from edl.sql_jobs.statement_runner import (
     ShowTrainResult,
     StatementRunner,
     TrainResult,
+    check_stream_value,
+    check_streamable,
     dialect_of,
 )
 
@@ -52,9 +54,11 @@ def run_to_frame(
     models: str | Path | None,
     export: str | Path | None,
     query_timeout: float | None,
+    stream: str = "",
 ) -> pd.DataFrame:
     """What ``edl.sql`` does; its docstring has the arguments."""
     require_pandas()
+    check_stream_value(stream, submit=False)
     database = address_to_store(database or os.environ.get(DATABASE_VARIABLE))
     parsed = parse_with_texts(statements, dialect_of(database))
     if not parsed:
@@ -65,7 +69,11 @@ def run_to_frame(
         replaces=replace,
         export=None if export is None else Path(export),
         query_seconds=query_timeout,
+        stream=stream,
     )
+    if stream:
+        for statement, _ in parsed:
+            check_streamable(statement)  # before the first one runs
     for statement, text in parsed:
         runner.observer = collector = RowCollector()
         result = runner.run(statement, text)

@@ -411,6 +411,22 @@ class StatementRunner:
         return self.database
 
 
+def check_stream_value(stream: str, *, submit: bool) -> None:
+    """Refuse a value of ``--stream`` that has no meaning.
+
+    Raises:
+        BadInputError: it is none of the two, or statements are jobs on a cluster.
+    """
+    if stream not in ("", STREAM_SNAPSHOT, STREAM_INCONSISTENT):
+        raise BadInputError(f"has no value {stream}", where="--stream", hint="write --stream or --stream=inconsistent")
+    if stream and submit:
+        raise BadInputError(
+            "is for a training on this machine, whose process holds the snapshot",
+            where="--stream",
+            hint="leave out --stream: the job reads the query once; or leave out --submit",
+        )
+
+
 def check_streamable(statement: Statement) -> None:
     """Refuse a statement whose rows cannot stay in the database.
 

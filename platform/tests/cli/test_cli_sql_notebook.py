@@ -59,3 +59,12 @@ def test_an_error_is_shown_without_a_traceback_and_ends_the_cell(
     said = capsys.readouterr()
     assert "line 2, column 1" in said.out + said.err
     assert "Traceback" not in said.out + said.err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [("--stream", "--stream=inconsistent"), ("--stream=often", "often"), ("--stream --submit", "on this machine")],
+)
+def test_a_cell_streams_or_says_why_not(shell: Any, options: str, said: str) -> None:
+    done = shell.run_cell(f"%%edl --database {DATABASE} {options}\nSELECT * FROM employee LABEL income INTO m")
+    assert said in str(done.error_in_exec)

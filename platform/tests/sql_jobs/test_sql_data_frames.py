@@ -34,7 +34,9 @@ def people(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             [(20 + at % 60, "yes" if at % 60 > 30 else "no") for at in range(3000)],
         )
 
-    def run_edl(verb: str, folder: Path, arguments: Sequence[str] = (), on_event: Any = None) -> Mapping[str, Any]:
+    def run_edl(
+        verb: str, folder: Path, arguments: Sequence[str] = (), on_event: Any = None, *, needs_database: bool = False
+    ) -> Mapping[str, Any]:
         if verb == "predict":
             ages = pq.read_table(folder / "data")["age"].to_numpy()
             (folder / "predictions").mkdir()
@@ -92,3 +94,19 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(BadInputError, match=r"edl.sql needs the package pandas\n.*\[train,sql,pandas\]"):
         edl.sql("SELECT 1 AS a")
+
+
+def test_rows_stay_in_the_database_with_stream(tmp_path: Path) -> None:
+    with closing(sqlite3.connect("people.db")) as connection, connection:
+        connection.execute("CREATE TABLE members (id INTEGER PRIMARY KEY, age INTEGER, rich TEXT)")
+        connection.execute("INSERT INTO members SELECT rowid, age, rich FROM people")
+    statement = "SELECT * FROM members LABEL rich INTO m"
+    with pytest.raises(BadInputError, match="stream"):
+        edl.sql(statement, stream=True)  # SQLite cannot share a snapshot
+    assert not edl.sql(statement, stream="inconsistent").empty
+    assert "inconsistent" in (tmp_path / "models" / "m" / "1" / "model.json").read_text()
+    for given, said in (({"stream": "often"}, "often"), ({"stream": True, "submit": True}, "this machine")):
+        with pytest.raises(BadInputError, match=said):
+            edl.sql(statement, replace=True, **given)
+    with pytest.raises(BadInputError, match="TO TRAIN"):
+        edl.sql("SELECT * FROM members TO EVALUATE m", stream="inconsistent")
