@@ -87,7 +87,7 @@ SANITIZERS := $(BIN)/python platform/tests/numerics/native/sanitizers.py
 native: $(RUNTIME) ## compile native code into the package, where there is a C++20 compiler
 	@$(NATIVE) -B build/extensions -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" --log-level=NOTICE >/dev/null
 	@if ! $(BIN)/ninja -C build/extensions -n | grep -q 'no work to do'; then \
-	  echo "Compiling native code; all of it takes up to two minutes:"; \
+	  echo "Compiling native code; all of it takes a few minutes:"; \
 	  NINJA_STATUS='[%f/%t, %e s] ' $(BIN)/ninja -C build/extensions; fi
 
 # A job that starts or ends leaves a core idle, and so do the last files of a run. All in one run, with the jobs spread over

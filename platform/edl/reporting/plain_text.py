@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Self, TextIO
 
 from edl.api.events import JobEvent, RequeuedRecordsLeased
-from edl.api.status import Status
+from edl.api.status import STALLED, Status
 from edl.reporting.event_text import (
     describe_event,
     describe_leased_again,
@@ -20,6 +21,8 @@ from edl.reporting.terminal_text import to_single_line
 
 STATUS_SECONDS = 5.0
 """Time between two status lines, unless much was done."""
+STALLED_SECONDS = 60.0
+"""Time between two status lines of a job that is stalled or has no worker, while its reason stays the same."""
 _QUIET_SECONDS = 1.0
 """Time after which ranges that are leased again are no part of the same line."""
 PROGRESS_SHARE = 0.1
@@ -62,7 +65,8 @@ class PlainTextRenderer:
         if status is not None and is_status_due(self._last_status, status):
             self._last_status = status
             self._print_leased_again()
-            self._print_line(f"{format_local_time(status.updated)}  {status_headline(status)}")
+            reason = f"; {to_single_line(status.reason)}" if status.phase == STALLED and status.reason else ""
+            self._print_line(f"{format_local_time(status.updated)}  {status_headline(status)}{reason}")
             if not self._served_text and (tables_text := describe_served_tables(status.parameters)):
                 self._served_text = tables_text
                 self._print_line(f"{format_local_time(status.updated)}  {tables_text}")
@@ -95,4 +99,15 @@ def is_status_due(last: Status | None, status: Status) -> bool:
     done = status.records_done - last.records_done
     if status.records_total and done / status.records_total >= PROGRESS_SHARE and status.updated - last.updated >= 1.0:
         return True
-    return status.updated - last.updated >= STATUS_SECONDS and status != last
+    seconds = (
+        STALLED_SECONDS if done == 0 and _waiting_reason(status) == _waiting_reason(last) != "" else STATUS_SECONDS
+    )
+    return status.updated - last.updated >= seconds and status != last
+
+
+def _waiting_reason(status: Status) -> str:
+    """Why nothing is trained; empty if something is."""
+    if status.phase == STALLED:
+        # The reason may count seconds of silence, which would make each status a new one.
+        return re.sub(r"\d+ s\b", "", status.reason) or STALLED
+    return status.world.reason if status.world is not None and not status.world.running else ""

@@ -175,6 +175,19 @@ def test_plain_lines_speak_seldom() -> None:
     assert plain_text.is_status_due(first, status(10.1, 100, phase="Evaluating"))
 
 
+def test_plain_lines_repeat_a_stall_each_minute_unless_its_reason_changes() -> None:
+    def stalled(updated: float, reason: str, done: int = 100) -> Status:
+        return status(updated, done, phase="Stalled", reason=reason)
+
+    first = stalled(10.0, "waiting for ps-0, it has not answered for 6 s")
+    assert plain_text.is_status_due(status(9.9, 100), first)
+    assert not plain_text.is_status_due(first, stalled(69.0, "waiting for ps-0, it has not answered for 65 s"))
+    assert plain_text.is_status_due(first, stalled(70.0, "waiting for ps-0, it has not answered for 66 s"))
+    assert plain_text.is_status_due(first, stalled(15.0, "waiting for ps-0, a new one was requested"))
+    # Steps that were under way still end.
+    assert plain_text.is_status_due(first, stalled(15.0, first.reason, done=110))
+
+
 def test_json_tells_every_change_of_phase_or_roles_at_once() -> None:
     first = status(10.0, 100, step=1)
     assert not json_lines.is_status_due(first, status(10.2, 200, step=2))
