@@ -28,6 +28,10 @@ _SMALLEST_NORM = 1e-12
 """Smaller differences are no drift: a variable may be zero but for what processors make of denormal numbers."""
 
 
+CODE_PREFIX = "code of "
+"""Begins the name of a file of model code among the variables that a worker describes; its digest follows."""
+
+
 @dataclass(frozen=True, slots=True)
 class RankFacts:
     """What a rank says about itself when a round begins.
@@ -97,8 +101,11 @@ def describe_model_difference(
 
     Args:
         first, second: the workers, for users.
-        first_variables, second_variables: type and shape of each variable of their models, by its name, in order.
+        first_variables, second_variables: type and shape of each variable of their models, by its name, in order. After
+            ``CODE_PREFIX`` and the path of a file of model code: its digest.
     """
+    first_variables, first_code = _split_code(first_variables)
+    second_variables, second_code = _split_code(second_variables)
     for name, kind in first_variables.items():
         if name not in second_variables:
             return f"only {first} has the variable '{name}' ({kind})"
@@ -110,7 +117,18 @@ def describe_model_difference(
     for name, other in zip(first_variables, second_variables, strict=True):
         if name != other:
             return f"their variables have another order: '{name}' comes first on {first} and '{other}' on {second}"
+    for path in sorted({*first_code, *second_code}):
+        if first_code.get(path) != second_code.get(path):
+            lacking = [worker for worker, code in ((first, first_code), (second, second_code)) if path not in code]
+            return f"{lacking[0]} has not imported {path}" if lacking else f"{path} has other code on {second}"
     return "the updates of train_step(), or the variables whose gradients are summed, differ"
+
+
+def _split_code(described: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Variables, and the digest of each file of model code by its path."""
+    code = {name: kind for name, kind in described.items() if name.startswith(CODE_PREFIX)}
+    variables = {name: kind for name, kind in described.items() if name not in code}
+    return variables, {name.removeprefix(CODE_PREFIX): digest for name, digest in code.items()}
 
 
 def describe_difference(facts: Sequence[RankFacts]) -> str:

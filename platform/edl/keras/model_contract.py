@@ -13,7 +13,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -26,6 +26,7 @@ from edl.jobfile.keras_version import uses_keras2
 from edl.jobfile.zoo_lookup import REPLACED_BY_COMPILE, ZooModule, check_misnamed, find_model_function
 from edl.keras.compiled_model import CompileArguments, read_compile_arguments, remove_compile
 from edl.keras.user_code import source_file, user_code
+from edl.keras.zoo_code import digest_zoo_code
 from edl.keras.zoo_import import import_zoo_module
 
 # --------------------------------------------------------------------------------------------------
@@ -286,6 +287,7 @@ class ModelModule:
         class_weight: weights of training records by class, or a function that returns them.
         weighted_metrics_fn: creates the metrics that get the sample weights.
         serving_model: makes the model that is exported, of the trained one; None: that itself is exported.
+        code: a digest of each file of the zoo that was imported: see ``edl.keras.zoo_code``.
     """
 
     zoo: Path
@@ -302,6 +304,7 @@ class ModelModule:
     weighted_metrics_fn: Callable[[], Any] | None = None
     loss_of_each_output: bool = False
     serving_model: Callable[[Any], Any] | None = None
+    code: Mapping[str, str] = field(default_factory=dict)
 
 
 def load_model_module(
@@ -368,6 +371,7 @@ def load_model_module(
     return ModelModule(
         zoo=zoo,
         make_model=make_model,
+        code=digest_zoo_code(zoo),
         custom_data_reader=getattr(module, "custom_data_reader", None),
         prediction_outputs_processor=getattr(module, "PredictionOutputsProcessor", None),
         loss_weights=getattr(module, "loss_weights", None),
@@ -438,6 +442,7 @@ def _compiled_module(
     return ModelModule(
         zoo=zoo,
         make_model=make_uncompiled,
+        code=digest_zoo_code(zoo),
         loss=_wrap_user_function(zoo, "loss", compiled.loss),
         optimizer=_optimizer_factory(compiled.optimizer, zoo_module.path),
         eval_metrics_fn=compiled.make_metrics,

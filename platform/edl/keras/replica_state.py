@@ -13,6 +13,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from edl.api.errors import BadInputError
+from edl.core.state_agreement import CODE_PREFIX
 from edl.keras.evaluated_copy import CopiedValues, copy_values
 from edl.keras.model_building import is_seed_state, seed_worker_randomness
 from edl.keras.model_contract import ModelModule, refuse_stateful_layers
@@ -212,17 +213,18 @@ class ReplicaState(TrainableModel):
         return {name: array_checksum(host_array(variable)) for name, variable in self._state_variables()}
 
     def describe_variables(self) -> dict[str, str]:
-        """Type and shape of each variable of the state for users, by its name in checkpoints."""
+        """Type and shape of each variable of the state for users, by its name in checkpoints; then the zoo's code."""
         described = ((name, *_describe(variable)) for name, variable in self._state_variables())
-        return {name: f"{dtype} of shape {tuple(shape)}" for name, shape, dtype in described}
+        code = {CODE_PREFIX + path: digest for path, digest in self.module.code.items()}
+        return {name: f"{dtype} of shape {tuple(shape)}" for name, shape, dtype in described} | code
 
     def fingerprint(self) -> str:
-        """A digest of names, shapes and types of the state, and of what is summed.
+        """A digest of names, shapes and types of the state, of what is summed, and of the zoo's code.
 
-        Only ranks with equal fingerprints may train together.
+        Only ranks with equal fingerprints may train together. Without the code, two losses would be the same model.
         """
         state = [[name, *_describe(variable)] for name, variable in self._state_variables()]
-        return hashlib.sha256(json.dumps([state, self._describe_sums()]).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([state, self._describe_sums(), dict(self.module.code)]).encode()).hexdigest()
 
     def read_values(self) -> list[tuple[Any, Any]]:
         """Each variable of the state with its value; see ``edl.keras.rank_callbacks``."""

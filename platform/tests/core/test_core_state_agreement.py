@@ -11,12 +11,14 @@ from edl.api.events import WarningRaised
 from edl.core.allreduce import describe_world
 from edl.core.rank_state import RankPhase
 from edl.core.state_agreement import (
+    CODE_PREFIX,
     DIGEST_STEPS,
     Divergence,
     Drift,
     RankFacts,
     count_digest_steps,
     describe_difference,
+    describe_model_difference,
     describe_version_conflict,
     drift_tolerance,
     find_divergence,
@@ -41,6 +43,18 @@ def test_another_version_names_both_ranks_and_both_versions() -> None:
     assert text == "worker-0 (rank 0) has tensorflow 2.18, worker-4 (rank 2) has tensorflow 2.19"
     missing = describe_version_conflict([facts("worker-0"), RankFacts("worker-1")])
     assert "worker-1 (rank 1) has tensorflow in no version" in missing
+
+
+def test_a_file_of_model_code_that_differs_is_named() -> None:
+    variables = {"w": "float32 of shape ()"}
+    mine, edited = (variables | {CODE_PREFIX + "zoo/model.py": digest} for digest in ("12", "34"))
+    text = describe_model_difference("worker-0", mine, "worker-2", edited)
+    assert text == "zoo/model.py has other code on worker-2"
+    text = describe_model_difference("worker-0", mine, "worker-2", variables)
+    assert text == "worker-2 has not imported zoo/model.py"
+    # Variables say more: their code differs because of them, or the other way round.
+    text = describe_model_difference("worker-0", mine, "worker-2", edited | {"w": "float64 of shape ()"})
+    assert text == "'w' is float32 of shape () on worker-0 and float64 of shape () on worker-2"
 
 
 def test_other_instructions_or_threads_are_named() -> None:

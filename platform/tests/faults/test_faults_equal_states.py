@@ -141,3 +141,18 @@ def test_a_variable_that_one_worker_changes_stops_the_job_and_is_named(tmp_path:
     assert f"worker-{worker} (rank " in said
     assert "has another value of 'dense/output/kernel' than worker-" in said
     assert "look for code of the model, the optimizer or a callback that assigns other values in one process" in said
+
+
+def test_a_worker_that_starts_after_the_loss_was_edited_is_refused_with_the_file(tmp_path: Path) -> None:
+    """Its variables are those of the others; trained with another loss, nothing would show that."""
+    job = make_job(tmp_path, MODULE, workers=2, epochs=1000)
+    module = tmp_path / "zoo" / "regression.py"
+    with job.run() as run:
+        world_of(run, 2)
+        run.wait_step(20)
+        module.write_text(module.read_text().replace('loss = "mse"', 'loss = "mae"'))
+        run.send("worker", 1, SIGKILL)
+        assert run.wait(120) == 2
+        reason = json.dumps(run.lines[-1])
+    assert "worker-2 and worker-0 have different models: regression.py has other code on worker-0" in reason
+    assert "--resume" in reason

@@ -8,7 +8,10 @@ from typing import Any
 
 from edl.core.strict_json import decode_json
 
-MODEL_HINT = "every worker must build the same model: check the packages and random choices in model code"
+MODEL_HINT = (
+    "every worker must build the same model: check the packages and random choices in model code; a worker that starts "
+    "after model code was edited has the new code, and with --resume all have it"
+)
 
 
 def format_variables(variables: Mapping[str, str]) -> bytes:

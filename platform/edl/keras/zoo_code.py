@@ -1,0 +1,54 @@
+"""What the code of a model zoo says, so that ranks of strategy AllReduce notice that theirs differs.
+
+Names, types and shapes of variables do not tell two losses or two optimizers apart: a worker that starts after the user
+has edited the module would train the others' variables with another loss, and all would apply its gradients.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import sys
+from pathlib import Path
+
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def digest_zoo_code(zoo: Path) -> dict[str, str]:
+    """A digest of each Python file of the zoo that this process has imported, by its path in the zoo, in order.
+
+    Comments, docstrings and line breaks are no part of it: to change them while a job runs does no harm.
+
+    Args:
+        zoo: the zoo's folder, as a resolved path.
+    """
+    found: dict[str, str] = {}
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str) or not file.endswith(".py"):
+            continue
+        path = Path(file)
+        if path.is_relative_to(zoo):
+            try:
+                found[path.relative_to(zoo).as_posix()] = digest_code(path.read_bytes())
+            except OSError:
+                # It was removed after the import: nobody can compare it.
+                continue
+    return dict(sorted(found.items()))
+
+
+def digest_code(source: bytes) -> str:
+    """A digest of what the source does."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        # It has been changed since the import, and is not complete yet.
+        return _digest(source)
+    for node in ast.walk(tree):
+        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            node.body = [*node.body[1:], ast.Pass()]
+    return _digest(ast.unparse(tree).encode())
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:12]
