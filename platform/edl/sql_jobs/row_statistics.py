@@ -27,7 +27,7 @@ _LEAST_CORRELATION = 1 - 1e-9
 """Correlation of two columns that are the same up to unit and zero."""
 
 
-class RowSource(Protocol):
+class QueriedRows(Protocol):
     """Rows that are in no files, and are read as often as they are needed, in the same order."""
 
     @property
@@ -45,7 +45,7 @@ class RowSource(Protocol):
         """Statistics of these columns, those that ``scan_table`` finds for the same rows in files."""
 
 
-Rows: TypeAlias = Sequence[Path] | RowSource
+Rows: TypeAlias = Sequence[Path] | QueriedRows
 """Parquet files with the same columns, or what is read like them."""
 
 
