@@ -11,6 +11,7 @@ import hashlib
 import sys
 from pathlib import Path
 
+_EDL = Path(__file__).parents[1]
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -28,13 +29,22 @@ def digest_zoo_code(zoo: Path) -> dict[str, str]:
         if not isinstance(file, str) or not file.endswith(".py"):
             continue
         path = Path(file)
-        if path.is_relative_to(zoo):
+        if path.is_relative_to(zoo) and not _is_installed(path):
             try:
                 found[path.relative_to(zoo).as_posix()] = digest_code(path.read_bytes())
             except OSError:
                 # It was removed after the import: nobody can compare it.
                 continue
     return dict(sorted(found.items()))
+
+
+def _is_installed(path: Path) -> bool:
+    """Whether a file is of a package and not of the user: the zoo may be a folder that has the environment in it.
+
+    These are thousands of files, of which two workers need not have imported the same ones.
+    """
+    in_packages = not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
+    return in_packages or path.is_relative_to(sys.prefix) or path.is_relative_to(_EDL)
 
 
 def digest_code(source: bytes) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from support.job_folder import write_module
 
+import edl
 from edl.api.job_spec import ModelSpec
-from edl.keras.zoo_code import digest_code
+from edl.keras.zoo_code import digest_code, digest_zoo_code
 
 pytestmark = pytest.mark.tensorflow
 
@@ -76,3 +78,18 @@ def test_ranks_with_another_loss_have_another_fingerprint_and_the_file_is_named(
     second = build_rank(tmp_path, "zoo_code_two", PARTS.replace("-", "+"))
     assert first.fingerprint() == again != second.fingerprint()
     assert first.describe_variables().keys() >= {"code of zoo_code.py", "code of zoo_code_one_parts.py"}
+
+
+def test_packages_of_an_environment_in_the_zoo_are_no_model_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A project folder with its virtual environment: two workers need not have imported the same packages."""
+    packages = tmp_path / ".venv/lib/python3.11/site-packages"
+    for folder, name in ((packages, "zoo_code_package"), (tmp_path, "zoo_code_own")):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.py").write_text("VALUE = 1\n")
+        monkeypatch.syspath_prepend(folder)
+        import_module(name)
+    assert list(digest_zoo_code(tmp_path)) == ["zoo_code_own.py"]
+    repository = Path(edl.__file__).parents[2]
+    assert not any(path.startswith("platform/edl/") for path in digest_zoo_code(repository))
