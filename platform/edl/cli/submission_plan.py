@@ -18,7 +18,7 @@ from edl.api.job_spec import JobSpec
 from edl.cluster.kubernetes.names import CHECKPOINT_SUFFIX, LATEST_RUN
 from edl.cluster.kubernetes.resource_kinds import Manifest
 from edl.jobfile.command_rules import describe_program
-from edl.jobfile.path_resolution import has_shared_storage, pod_storage_path
+from edl.jobfile.path_resolution import has_shared_storage, pod_storage_path, pod_zoo_path
 from edl.jobfile.strategy_choice import has_own_state, uses_all_reduce
 from edl.jobfile.strategy_rules import find_unused_fields
 from edl.ops.job_forecast import GroupPlacement, JobForecast
@@ -71,7 +71,7 @@ class SubmissionPlan:
 
     def plan_lines(self, width: int = 80) -> list[str]:
         """The plan as text for people."""
-        lines = [f"{self.job}: {describe_program(self.spec)}, {self._location_text()}"]
+        lines = [f"{self.job}: {describe_program(self.spec, pod_zoo_path(self.spec))}, {self._location_text()}"]
         for label, text in self._plan_rows():
             lines += wrap_labelled(label, text, width)
         lines += ["", *forecast_table(self.forecast, self.spec.workers.min), ""]

@@ -75,10 +75,14 @@ def check_program(spec: JobSpec) -> Iterator[RuleViolation]:
             yield RuleViolation(f"train.{name}", f"has no effect with a command: {reason}", "leave it out")
 
 
-def describe_program(spec: JobSpec) -> str:
-    """What workers run, and where it is from."""
+def describe_program(spec: JobSpec, zoo: str) -> str:
+    """What workers run, and where it is from.
+
+    Args:
+        zoo: the folder of the model's modules, as workers see it.
+    """
     what = shlex.join(spec.command) if spec.command else spec.model.definition
-    return f"{what} {'in' if spec.command else 'from'} {spec.model.zoo}"
+    return f"{what} {'in' if spec.command else 'from'} {zoo}"
 
 
 def program_path(environment: Mapping[str, str]) -> str:

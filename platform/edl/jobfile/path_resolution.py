@@ -139,12 +139,16 @@ def resolve_pod_paths(spec: JobSpec, storage: str | None = None) -> JobSpec:
             f"paths of data must be absolute in a pod\n{listed}",
             hint="Name a folder below the mount of one of the job's volumes, such as /data/train.",
         )
-    zoo = spec.model.zoo if spec.model.zoo.startswith("/") else POD_ZOO_DIR
     return replace(
         spec,
-        model=replace(spec.model, zoo=zoo),
+        model=replace(spec.model, zoo=pod_zoo_path(spec)),
         storage=replace(spec.storage, path=storage or pod_storage_path(spec)),
     )
+
+
+def pod_zoo_path(spec: JobSpec) -> str:
+    """The folder of the model's modules in a pod."""
+    return spec.model.zoo if spec.model.zoo.startswith("/") else POD_ZOO_DIR
 
 
 def find_relative_paths(spec: JobSpec) -> Iterator[tuple[str, str]]:

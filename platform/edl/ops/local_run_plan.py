@@ -111,7 +111,7 @@ class LocalRunPlan:
         return str(self.run_dir.logs)
 
     def plan_lines(self) -> list[str]:
-        title = f"{self.job}: {describe_program(self.spec)}"
+        title = f"{self.job}: {describe_program(self.spec, self.spec.model.zoo)}"
         work = self._stored_model_lines(self.weights) if self.weights else self._training_lines()
         roles = [
             self._roles_text(),

@@ -61,7 +61,8 @@ def test_the_plan_says_what_will_be_created_and_what_finds_room(cli: CliHarness)
     assert cli.submit("--dry-run=server") == 0
     assert not missing_keys(
         cli.out,
-        *("mnist.model.custom_model", "namespace team", "context lab", "registry.example/edl-mnist:1"),
+        # The zoo is where pods have it, and not relative to the job file.
+        *("mnist.model.custom_model from /model_zoo", "namespace team", "context lab", "registry.example/edl-mnist:1"),
         *("edl-mnist-master", "edl-mnist-token", "edl-mnist-status", "edl-mnist-spec", "/data/edl", "files"),
         *("10.5 CPU, 10.5 GiB", "8 CPU, 32 GiB", "2 nodes", "2 of 4 workers"),
     )

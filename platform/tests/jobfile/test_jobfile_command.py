@@ -30,7 +30,7 @@ def test_a_job_with_a_command_needs_no_model_and_has_no_parameter_servers(tmp_pa
     assert spec.command == ("python", "a b.py")
     assert count_parameter_servers(spec) == 0
     assert not uses_all_reduce(spec)
-    assert describe_program(spec) == "python 'a b.py' in model_zoo"
+    assert describe_program(spec, "/model_zoo") == "python 'a b.py' in /model_zoo"
 
 
 @pytest.mark.parametrize(
