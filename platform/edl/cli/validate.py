@@ -90,7 +90,7 @@ _NOT_CHECKED = "not checked: the model's code and the contents of the records; -
 
 def spec_outline(spec: JobSpec) -> list[str]:
     """A few lines about what the job would run, for people."""
-    lines = [f"job {spec.name}: {describe_program(spec)}"]
+    lines = [f"job {spec.name}: {describe_program(spec, spec.model.zoo)}"]
     if spec.task != "train":
         verb, paths = (
             ("evaluates", spec.data.validation) if spec.task == "evaluate" else ("predicts", spec.data.prediction)
