@@ -247,10 +247,8 @@ class JobPod:
 
     def describe_end(self) -> str:
         """Why the pod is leaving or gone, for users."""
-        return self.leaving_reason or self._cause_text() or self.reason or self.state.value
-
-    def _cause_text(self) -> str:
-        return f"{self.cause}: {self.message}" if self.cause and self.message else self.cause.value
+        cause = f"{self.cause}: {self.message}" if self.cause and self.message else self.cause.value
+        return self.leaving_reason or cause or self.reason or self.state.value
 
 
 @dataclass(slots=True)

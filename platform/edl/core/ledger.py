@@ -250,7 +250,7 @@ class Ledger:
             self._returned_range(skips)
             or self._continued_rest(worker, skips)
             or self._first_rest(first, skips)
-            or self._planned_range()
+            or (self._current_shard() if self.epoch < self.epochs else None)
             or self._first_rest(self.epochs, skips)
         )
         if work is None:
@@ -279,9 +279,6 @@ class Ledger:
         """The first rest of any shard of an epoch before this one."""
         found = (work for work in self.shard_rests.values() if work.epoch < min(before, self.epochs))
         return next((work for work in found if skips is None or not skips(work)), None)
-
-    def _planned_range(self) -> RecordRange | None:
-        return self._current_shard() if self.epoch < self.epochs else None
 
     def _current_shard(self) -> RecordRange:
         return self.plan.shard(self.epoch, self.shard_index)

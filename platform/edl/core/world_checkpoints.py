@@ -103,7 +103,8 @@ def _find_obstacle(state: JobState, rounds: WorldRounds, pending: WorldCheckpoin
     if pending.step is None and not pending.is_last and _may_be_announced(rounds, pending):
         # Another rank would write the shard that one of the round before is writing.
         return "the workers have changed"
-    if pending.step is not None and pending.ledger is None and not _is_in_world(rounds, pending.writer):
+    writer_left = pending.writer not in rounds.members or pending.writer in rounds.lost
+    if pending.step is not None and pending.ledger is None and writer_left:
         # The others may make this step anew, with other records.
         return f"worker-{state.pods.index_of(pending.writer)}, which has copied it, has left the others"
     if pending.step is None and pending.is_last != (rounds.last_holder() is not None):
@@ -123,10 +124,6 @@ def _may_be_announced(rounds: WorldRounds, pending: WorldCheckpoint) -> bool:
     """Whether rank 0 may have announced the checkpoint to the others in a round that has ended since."""
     is_other_round = rounds.phase is RoundPhase.RUNNING and rounds.round != pending.round
     return is_other_round and len(rounds.members) > 1 and rounds.committed_step + 1 >= pending.at_step
-
-
-def _is_in_world(rounds: WorldRounds, worker: str) -> bool:
-    return worker in rounds.members and worker not in rounds.lost
 
 
 def call_off(state: JobState, reason: str, blocked_until: float) -> None:

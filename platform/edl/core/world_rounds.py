@@ -329,7 +329,9 @@ class WorldRounds:
         return self._close("the master was replaced")
 
     def handle_candidate(self, worker: str, index: int, round_id: RoundId, report: MemberReport) -> list[RoundCommand]:
-        """A worker outside the round is built, and follows the round as far as its report says.
+        """A worker that joins: it is built and outside the round, and its report says which state it has.
+
+        It enters the next round that is announced (``_announce_if_complete``).
 
         Args:
             round_id: the newest round that it knows of. A member that was told that it is outside (it was
@@ -460,6 +462,7 @@ class WorldRounds:
     # --------------------------------------------------------------------------------------- decisions
 
     def _request_change(self, reason: str) -> list[RoundCommand]:
+        # A change that is pending takes in whatever happens before its boundary, so a second one adds nothing.
         if self.phase is not RoundPhase.RUNNING or self.pending_change:
             return []
         self.pending_change = reason
@@ -467,6 +470,7 @@ class WorldRounds:
 
     def _close(self, reason: str) -> list[RoundCommand]:
         """Close the newest round. Which step is the furthest is known when all survivors have reported."""
+        # At a planned boundary the next round waits for the joiners' reports; after a loss it waits for survivors only.
         self.joining = set(self.candidates) if self.pending_change else set()
         self.is_closing, self.pending_change = True, ""
         self.reports.clear()
@@ -484,14 +488,16 @@ class WorldRounds:
         )
 
     def _announce_if_complete(self) -> list[RoundCommand]:
-        """Announce the next round, if every survivor has reported and there are enough members.
+        """Decide the members of the next round, survivors and joiners, and announce it.
 
-        Until then survivors keep their state and wait, so what they reported stays true.
+        Not before every survivor has reported and there are enough members. Until then survivors keep their
+        state and wait, so what they reported stays true.
         """
         survivors = [worker for worker in self.members if worker not in self.lost]
         awaited = [*survivors, *self.joining.intersection(self.candidates)]
         if any(worker not in self.reports for worker in awaited):
             return []
+        # Workers that leave are let go once one that stays has a state; otherwise theirs may be the only one.
         staying = [worker for worker in survivors if worker not in self.leaving]
         if any(self._believed_step(worker) is not None for worker in staying):
             self.released.update(self.leaving.intersection(survivors))
@@ -512,6 +518,7 @@ class WorldRounds:
             step, leaving_holders = self._furthest_step(survivors)
             members, holders = (*leaving_holders[:1], *members), leaving_holders[:1]
         members = group_by_node(members, self.node_of)
+        # The incarnation keeps numbers unique although an announcement that a master did not journal is lost with it.
         number = RoundId(self.incarnation, self.round.number + 1)
         joined = tuple(worker for worker in members if worker in self.candidates)
         reason = self.waiting_reason

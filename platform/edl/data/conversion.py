@@ -404,7 +404,7 @@ def _write_csv(path: Path, tables: Iterator[Any], schema: Any) -> None:
         writer.writerow(schema.names)
         for table in tables:
             for row in _rows(table):
-                writer.writerow(["" if value is None else _to_text(value) for value in row.values()])
+                writer.writerow(["" if value is None else _to_json(value) for value in row.values()])
 
 
 def _write_jsonl(path: Path, tables: Iterator[Any], schema: Any) -> None:
@@ -433,7 +433,9 @@ def _write_npz(path: Path, tables: Iterator[Any], schema: Any) -> None:
             flat = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
             arrays[field.name] = flat.reshape(len(column), field.type.list_size)
         elif pa.types.is_string(field.type) or pa.types.is_binary(field.type):
-            arrays[field.name] = np.array([_encoded(value) for value in column.to_pylist()])
+            arrays[field.name] = np.array(
+                [value.encode() if isinstance(value, str) else bytes(value) for value in column.to_pylist()]
+            )
         else:
             arrays[field.name] = column.to_numpy()
     with path.open("wb") as stream:
@@ -486,14 +488,6 @@ def _null_error(column: str, what: str) -> BadInputError:
 def _rows(table: Any) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = table.to_pylist()
     return rows
-
-
-def _encoded(value: Any) -> bytes:
-    return value.encode() if isinstance(value, str) else bytes(value)
-
-
-def _to_text(value: Any) -> Any:
-    return _to_json(value)
 
 
 def _to_json(value: Any) -> Any:

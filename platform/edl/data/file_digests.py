@@ -1,4 +1,4 @@
-"""Finds out whether the files of a data set are those whose records were counted.
+"""Notices a file that was replaced or changed since the records of its data set were counted.
 
 A run keeps some bytes for each data set: a digest for each source, or for each of 64 groups of neighbouring sources.
 The digest of a file is made of its size and of samples of its content, so a copy on another volume or in another bucket
@@ -111,6 +111,7 @@ class FileCheck:
             return  # also of an older run, and of a reader without digests
         if self._digests is None:
             self._digests = source_digests(self._open_reader())
+        # Names take no part, only the order: a copy in another folder or bucket is the same data.
         names = list(self._digests)
         groups = _groups(len(names))
         if len(expected) != _GROUP_DIGITS * len(groups):

@@ -75,10 +75,7 @@ class ImageFolderReader:
 
     def source_digests(self) -> SourceDigests:
         """What finds out whether images were added, replaced or renamed; see ``file_digests``."""
-        return {name: partial(self._digest_source, name) for name in self._folders}
-
-    def _digest_source(self, source: str) -> bytes:
-        return digest_folder(self._folders[source], self._files[source])
+        return {name: partial(digest_folder, self._folders[name], self._files[name]) for name in self._folders}
 
     def read(self, source: str, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> Sequence[Any]:
         """Images ``[start, end)`` of one folder, in the order of their paths; see ``Reader.read``."""

@@ -71,6 +71,7 @@ class TypedCsvReader:
     def read(self, source: str, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> ColumnRecords:
         """Rows ``[start, end)`` of one file; see ``Reader.read``. A row with a cell of another type is corrupt."""
         file = self._rows.open_file(source, start, end)
+        # Whole blocks are parsed although part of one is asked for: the next range mostly begins in the same one.
         first, after = start // ROWS_PER_BLOCK, -(-end // ROWS_PER_BLOCK)
         begin = first * ROWS_PER_BLOCK
         records = self._read_blocks(file, source, first, after) if start < end else None
@@ -100,6 +101,7 @@ class TypedCsvReader:
                 csv.ConvertOptions(
                     column_types={name: ARROW_TYPES[kind] for name, kind in self._types.items()},
                     include_columns=list(self._types),
+                    # "NA" or "null" is a fault in a number and a text in a string, as for ``CsvReader``.
                     null_values=[],
                     strings_can_be_null=False,
                 ),
@@ -156,6 +158,7 @@ def _has_regular_quotes(data: bytes, separator: str) -> bool:
     """Whether each cell with quotes begins and ends with one, and has them doubled within (RFC 4180)."""
     text = np.frombuffer(data, np.uint8)
     quotes = np.flatnonzero(text == ord('"'))
+    # With an odd number, one stands alone within a cell.
     if len(quotes) % 2:
         return False
     opening, closing = quotes[::2], quotes[1::2]
@@ -176,6 +179,7 @@ def _convert(texts: Sequence[str], kind: str) -> tuple[npt.NDArray[Any], dict[in
     if kind == "string":
         return to_numpy(array), {}
     trimmed = [text.strip() for text in texts]
+    # The whole column at once: only a column with a bad cell pays for a call per cell.
     try:
         return to_numpy(pa.array(trimmed, pa.string()).cast(ARROW_TYPES[kind])), {}
     except pa.ArrowInvalid:

@@ -80,6 +80,7 @@ class TypedJsonReader:
     def _parse(self, lines: Sequence[bytes]) -> ColumnRecords | None:
         """The columns of the lines; None: a value is missing, or of another type."""
         data = b"\n".join(lines)
+        # One block for all: pyarrow fails at a line that is longer than its block.
         try:
             table = arrow_json.read_json(
                 pa.BufferReader(data),
@@ -121,5 +122,6 @@ def _convert(value: Any, kind: str) -> Any:
         return value if kind == "bool" and isinstance(value, bool) else None
     if kind.startswith("float"):
         return float(value) if isinstance(value, int | float) else None
+    # 1.0 is no integer here: pyarrow refuses it as well, and a row must not depend on which way it was read.
     limits = np.iinfo(kind)
     return value if isinstance(value, int) and limits.min <= value <= limits.max else None

@@ -54,7 +54,6 @@ from edl.core.job import JobStateMachine
 from edl.core.state import LEASE_RETURN_SECONDS, JobSettings
 from edl.data.file_digests import digest_sources
 from edl.data.job_data import data_set_paths, open_job_data
-from edl.data.reader import Reader
 from edl.data.reader_factory import read_reader_blocks
 from edl.jobfile.document_tree import SpecError
 from edl.jobfile.loader import load_job_file
@@ -181,17 +180,13 @@ def describe_dataset(spec: JobSpec, run_folder: Path | None = None) -> DatasetDe
         for name in used
         if data_set_paths(spec.data, name)
     }
-    rows = {name: _source_rows(reader) for name, reader in readers.items()}
+    rows = {name: tuple((each.name, each.records) for each in reader.sources()) for name, reader in readers.items()}
     training = readers.get("training")
     return DatasetDescribed(
         **rows,
         blocks=None if training is None or spec.train.shuffle.window == 0 else read_reader_blocks(training),
         digests={name: digests for name, reader in readers.items() if (digests := digest_sources(reader))},
     )
-
-
-def _source_rows(reader: Reader) -> SourceRows:
-    return tuple((source.name, source.records) for source in reader.sources())
 
 
 # --------------------------------------------------------------------------------------------------

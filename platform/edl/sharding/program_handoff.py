@@ -81,6 +81,7 @@ class ProgramHandoff:
         Raises:
             StepsClosedError: the program takes no more steps.
         """
+        # This thread would wait for itself: only it runs what is in the queue.
         if threading.current_thread() is self._program:
             return function()
         result: Future[Result] = Future()
@@ -171,6 +172,7 @@ class ProgramHandoff:
     def close(self) -> None:
         """Take no more steps: whatever the loop waits for, it gets an error."""
         self._to_loop.put(StepsClosedError())
+        # The loop may wait for a call that it has put before it finds this error: answer all until it ends.
         while self._end is None:
             received = self._to_program.get()
             if isinstance(received, _Call):

@@ -306,10 +306,6 @@ def _plain(value: AttributeValue) -> object:
 # The job file.
 
 
-def _model_definition(estimator: str) -> str:
-    return "model.custom_model" if estimator in ESTIMATORS else estimator
-
-
 def job_document(name: str, plan: ColumnPlan, settings: TrainingSettings, label: str, rows: int) -> dict[str, Any]:
     """The job file as a mapping.
 
@@ -328,7 +324,9 @@ def job_document(name: str, plan: ColumnPlan, settings: TrainingSettings, label:
     if plan.label.classes:
         mode = "binary" if plan.label.kind is LabelKind.BINARY else "int"
         schema |= {"classes": list(plan.label.classes), "label_mode": mode}
-    model: dict[str, Any] = {"zoo": ".", "definition": _model_definition(settings.estimator)}
+    # EDL writes the module of its own estimators; another name is that of a function of the user's.
+    definition = "model.custom_model" if settings.estimator in ESTIMATORS else settings.estimator
+    model: dict[str, Any] = {"zoo": ".", "definition": definition}
     if settings.parameters:
         model["params"] = dict(settings.parameters)
     document: dict[str, Any] = {

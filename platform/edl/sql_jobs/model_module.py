@@ -238,6 +238,7 @@ def _enter_feature(
     *,
     is_wide: bool,
 ) -> None:
+    """Turn a column into a layer: an entry of the group whose layer takes it, or a line of its own for a cross."""
     facts = feature.facts
     if feature.ids is IdSource.CROSS:
         lines.append(_cross_line(feature, found, is_wide=is_wide))
@@ -251,6 +252,7 @@ def _enter_feature(
             found.enter(table, name, value)
         groups.setdefault(table, []).append(name)
 
+    # A date enters twice: as a number for its trend, and by its parts for what repeats.
     if feature.use in (ColumnUse.NUMBER, ColumnUse.DATE):
         group("NUMBERS", (facts.mean, facts.deviation))
     if feature.use is ColumnUse.DATE:
@@ -269,8 +271,10 @@ def _enter_feature(
 
 
 def _enter_category(feature: FeaturePlan, name: str, found: _Module, group: Callable[[str, object], None]) -> None:
+    """Choose the group of a category by where its ids come from, and by whether it has a vector (``dimension`` > 0)."""
     size = feature.dimension
     if feature.ids is IdSource.VOCABULARY:
+        # A long list of words would hide the rest of the module from its readers, so it goes to a file beside it.
         if not size and len(feature.vocabulary) <= _LONG_VOCABULARY + 1:
             group("WORDS", feature.vocabulary)
             return

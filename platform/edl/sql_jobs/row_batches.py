@@ -403,7 +403,7 @@ def _read_mysql(connection: Any, query: str, statement_seconds: float | None) ->
         size, done = _batch_rows(len(types)), 0
         while rows := cursor.fetchmany(size):
             arrays = [
-                parse_texts(_texts(values), field.type, field.name, done + 1)
+                parse_texts(pa.array(values, _TEXT), field.type, field.name, done + 1)
                 for values, field in zip(zip(*rows, strict=True), schema, strict=True)
             ]
             done += len(rows)
@@ -463,7 +463,3 @@ def _mysql_type(field: Any) -> pa.DataType:
         return _TEXT
     names = {FIELD_TYPE.BIT: "bit", FIELD_TYPE.GEOMETRY: "geometry"}
     raise unusable_column(field.name, names.get(field.type_code, "blob"))
-
-
-def _texts(values: Sequence[Any]) -> pa.Array:
-    return pa.array(values, _TEXT)
