@@ -314,8 +314,7 @@ def _obey(state: JobState, rounds: WorldRounds, commands: list[RoundCommand], lo
             member_crashes.judge_returned_leases(state, returned, is_progress_known=True)
             _emit_change(state, rounds)
             if command.difference and command.difference != known_difference:
-                text = f"workers may round differently, so all take the variables of one every {DIGEST_STEPS} steps"
-                state.emit(WarningRaised(f"{text}: {command.difference}"))
+                state.emit(WarningRaised(_describe_difference(command.difference)))
             _credit(state)
             state.notify_workers()
             _obey(state, rounds, rounds.request_pending_leaves())
@@ -399,6 +398,10 @@ def _emit_change(state: JobState, rounds: WorldRounds) -> None:
     state.emit(
         WorldChanged(round=rounds.round.number, workers=len(rounds.members), step=rounds.base_step, reason=reason)
     )
+
+
+def _describe_difference(difference: str) -> str:
+    return f"workers may round differently, so all take the variables of one every {DIGEST_STEPS} steps: {difference}"
 
 
 def _name_workers(state: JobState, reason: str) -> str:

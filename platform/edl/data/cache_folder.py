@@ -77,6 +77,7 @@ class CacheFolder:
         for path in self.folder.glob("*/*"):
             with suppress(FileNotFoundError):
                 stat = path.stat()
+                # Unpacked copies take room as well, although only blocks are evicted.
                 used += stat.st_size
                 if BLOCK_SUFFIX in path.name:  # also one that a killed process began to write
                     blocks.append((stat.st_mtime_ns, stat.st_size, path))

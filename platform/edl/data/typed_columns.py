@@ -24,6 +24,7 @@ ARROW_TYPES = {
 
 def to_numpy(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[Any]:
     """A column without missing values; text as objects of ``bytes``."""
+    # Texts of TensorFlow are bytes.
     if pa.types.is_string(column.type):
         return np.array(column.cast(pa.binary()).to_pylist(), dtype=object)
     found: npt.NDArray[Any] = column.to_numpy() if isinstance(column, pa.ChunkedArray) else column.to_numpy(False)

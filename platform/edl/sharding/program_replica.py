@@ -192,6 +192,7 @@ class ProgramReplica:
         assert contribution.arrays is not None
         nonfinite = ""
         for (name, view), array in zip(self._views.items(), contribution.arrays, strict=True):
+            # Ranks may have different numbers of records: ``apply`` divides the sum by the sum of the weights.
             if self._reduction == "mean":
                 np.multiply(array, array.dtype.type(contribution.weight), out=view)
             else:

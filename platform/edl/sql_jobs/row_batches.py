@@ -171,7 +171,7 @@ def _copy_rows(pgconn: Any, statement: str) -> Iterator[Any]:
         pgconn.consume_input()
     result = pgconn.get_result()
     while result.status == pq.ExecStatus.COPY_OUT:
-        size, data = pgconn.get_copy_data(1)
+        size, data = pgconn.get_copy_data(1)  # 1: do not wait
         if size > 0:
             yield data
         elif size == 0:
@@ -181,6 +181,7 @@ def _copy_rows(pgconn: Any, statement: str) -> Iterator[Any]:
             result = pgconn.get_result()
     if result.status != pq.ExecStatus.COMMAND_OK:
         error: Any = errors.error_from_result(result, encoding="utf-8")
+        # The database counts the position of a mistake from the COPY that the user has not written.
         error.edl_before = len(_COPY)
         raise error
     while pgconn.get_result() is not None:

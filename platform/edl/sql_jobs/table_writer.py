@@ -43,6 +43,7 @@ def write_table(
     writer: TableWriter | None = None
     with ExitStack() as stack:
         for batch in batches:
+            # The first batch says which columns there are. Nothing is touched if it fails to come.
             if writer is None:
                 writer = TableWriter(database, table, batch.schema, replace=replace, append=append)
                 stack.enter_context(writer)
