@@ -118,13 +118,15 @@ def _feed_windows(
     closed: threading.Event,
 ) -> None:
     end: BaseException | None = None
-    at_once = feed_function.windows_at_once
-    pool = ThreadPoolExecutor(at_once, thread_name_prefix="feed") if at_once > 1 else None
+    pool: ThreadPoolExecutor | None = None
 
     def make(tag: int, window: RecordWindow) -> Minibatch:
         return feed_function.make_minibatch(tag, window) or Minibatch(tag, None, None)
 
     try:
+        # Within: an error that does not reach the consumer leaves it waiting for ever.
+        at_once = feed_function.windows_at_once
+        pool = ThreadPoolExecutor(at_once, thread_name_prefix="feed") if at_once > 1 else None
         for tag, window in windows:
             if closed.is_set():
                 return

@@ -283,6 +283,18 @@ def test_a_window_that_cannot_be_fed_ends_it_after_those_before_it() -> None:
         next(found)
 
 
+def test_an_error_before_the_first_window_comes_out_too() -> None:
+    """Else the consumer waits for ever for a thread that has ended."""
+
+    class Broken:
+        @property
+        def windows_at_once(self) -> int:
+            raise ValueError("no metadata")
+
+    with pytest.raises(ValueError, match="no metadata"):
+        next(feed_in_background(Broken(), numbered_windows(1)))  # type: ignore[arg-type]
+
+
 def test_a_minibatch_comes_while_the_next_window_is_waited_for() -> None:
     """A worker may get its next lease only when it has reported the last one."""
     trained = threading.Event()

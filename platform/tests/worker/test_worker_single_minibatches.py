@@ -35,6 +35,8 @@ RECORDS = 80
 class FedRecords:
     """What a worker has read, fed and put in so far, by the first record of the minibatch."""
 
+    windows_at_once = 1
+
     def __init__(self) -> None:
         self.windows: list[int] = []
         self.changed = threading.Condition()
