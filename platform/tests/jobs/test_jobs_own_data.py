@@ -381,8 +381,9 @@ def test_a_job_on_compressed_lines_unpacks_them_once(tmp_path: Path) -> None:
     lines = write_reviews(tmp_path)
     packed = lines.with_name("packed.jsonl.gz")
     packed.write_bytes(gzip.compress(lines.read_bytes()))
-    zoo = write_module(tmp_path, "own", PROGRAMS["a module that trains on reviews.jsonl"])
-    data = {"training": str(packed), "reader": {"cache": str(tmp_path / "cache")}}
+    section = "a module that trains on reviews.jsonl"
+    zoo = write_module(tmp_path, "own", PROGRAMS[section])
+    data = {"training": str(packed), "reader": {"cache": str(tmp_path / "cache")}, **DATA_FIELDS[section]}
     with JobFolder.make(tmp_path, "own", "own.custom_model", zoo=zoo, data=data, train=TRAIN).run() as job:
         summary = job.summary()
     assert (summary["records_done"], summary["records_lost"]) == (40, 0)
