@@ -202,15 +202,13 @@ def _run_all(
 ) -> None:
     from edl.cli.sql_output import TerminalObserver, print_result
     from edl.sql_jobs.model_registry import ModelRegistry
-    from edl.sql_jobs.statement_runner import StatementRunner, check_streamable
+    from edl.sql_jobs.statement_runner import StatementRunner
 
     registry = ModelRegistry(models)
     runner = StatementRunner(
         database, registry, replaces=replaces, export=export, query_seconds=query_seconds, stream=stream
     )
-    if stream:
-        for statement, _ in parsed:
-            check_streamable(statement)  # before the first one runs
+    runner.check([statement for statement, _ in parsed])  # before the first one runs
     for statement, text in parsed:
         with TerminalObserver() as observer:
             runner.observer = observer

@@ -27,7 +27,6 @@ from edl.sql_jobs.statement_runner import (
     StatementRunner,
     TrainResult,
     check_stream_value,
-    check_streamable,
     dialect_of,
 )
 
@@ -108,9 +107,7 @@ class EdlMagics(Magics):  # type: ignore[misc]
         runner = StatementRunner(
             database, ModelRegistry(options.models), replaces=options.replace, stream=options.stream
         )
-        if options.stream:
-            for statement, _ in parsed:
-                check_streamable(statement)  # before the first one runs
+        runner.check([statement for statement, _ in parsed])  # before the first one runs
         for number, (statement, text) in enumerate(parsed):
             with NotebookObserver() as observer:
                 runner.observer = observer

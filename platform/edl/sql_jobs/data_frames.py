@@ -24,7 +24,6 @@ from edl.sql_jobs.statement_runner import (
     StatementRunner,
     TrainResult,
     check_stream_value,
-    check_streamable,
     dialect_of,
 )
 
@@ -71,9 +70,7 @@ def run_to_frame(
         query_seconds=query_timeout,
         stream=stream,
     )
-    if stream:
-        for statement, _ in parsed:
-            check_streamable(statement)  # before the first one runs
+    runner.check([statement for statement, _ in parsed])  # before the first one runs
     for statement, text in parsed:
         runner.observer = collector = RowCollector()
         result = runner.run(statement, text)

@@ -203,6 +203,18 @@ class StatementRunner:
     query_seconds: float | None = None
     stream: str = ""
 
+    def check(self, statements: Sequence[Statement]) -> None:
+        """Refuse what could not run with these settings, for all statements before the first one runs.
+
+        Raises:
+            BadInputError: the rows stay in the database, and a statement uses a model on rows, which are read once.
+        """
+        for statement in statements:
+            if self.stream and isinstance(statement, EvaluateStatement | PredictStatement | ExplainStatement):
+                raise statement_error(
+                    "--stream is for TO TRAIN", statement.select.place, "run this statement by itself, without --stream"
+                )
+
     def run(self, statement: Statement, text: str) -> Result:
         """Run a statement.
 
@@ -213,8 +225,7 @@ class StatementRunner:
         Raises:
             EdlError: it cannot run, or fails.
         """
-        if self.stream:
-            check_streamable(statement)
+        self.check([statement])
         if isinstance(statement, TrainStatement):
             return self._train(statement, text)
         if isinstance(statement, EvaluateStatement):
@@ -424,18 +435,6 @@ def check_stream_value(stream: str, *, submit: bool) -> None:
             "is for a training on this machine, whose process holds the snapshot",
             where="--stream",
             hint="leave out --stream: the job reads the query once; or leave out --submit",
-        )
-
-
-def check_streamable(statement: Statement) -> None:
-    """Refuse a statement whose rows cannot stay in the database.
-
-    Raises:
-        BadInputError: it uses a model on rows, which are read once.
-    """
-    if isinstance(statement, EvaluateStatement | PredictStatement | ExplainStatement):
-        raise statement_error(
-            "--stream is for TO TRAIN", statement.select.place, "run this statement by itself, without --stream"
         )
 
 
