@@ -151,7 +151,7 @@ def sql(
 
         def list_models() -> list[str]:
             # Those of a volume would need a pod at each completion.
-            return [] if submit else [each.name for each in ModelRegistry(models).list_models()]
+            return [] if submit else ModelRegistry(models).list_names()
 
         open_prompt(lambda text: run(parse_with_texts(text, dialect)), database, list_models, dialect)
         return

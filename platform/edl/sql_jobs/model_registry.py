@@ -6,10 +6,14 @@ sees half of one, and of two writers each gets a number.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -27,6 +31,10 @@ FOLDER_VARIABLE = "EDL_MODELS"
 MODEL_FILE = "model.keras"
 DESCRIPTION_FILE = "model.json"
 _FORMAT = 1
+_LONGEST_FOLDER = 255
+"""Bytes of a file's name, which most file systems allow."""
+_LEFT_BEHIND_SECONDS = 24 * 3600.0
+"""Age from which what is being written or removed is that of a killed process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +103,23 @@ class ModelRegistry:
         chosen = folder or Path(os.environ.get(FOLDER_VARIABLE) or DEFAULT_FOLDER)
         self.folder = chosen.expanduser().absolute()  # jobs have working folders of their own
 
-    def list_models(self) -> list[ModelDescription]:
-        """The newest version of each model, by name."""
+    def list_names(self) -> list[str]:
+        """The names of the models."""
         if not self.folder.is_dir():
             return []
         names = sorted(unquote(path.name) for path in self.folder.iterdir() if not path.name.startswith("."))
-        return [self._read(name, versions[-1]) for name in names if (versions := self.versions(name))]
+        return [name for name in names if self.versions(name)]
+
+    def list_models(self) -> list[ModelDescription]:
+        """The newest version of each model, by name."""
+        found = (self._read_newest(name) for name in self.list_names())
+        return [each for each in found if each is not None]
 
     def versions(self, name: str) -> list[int]:
         """The versions of a model, oldest first."""
-        folder = self._model_folder(name)
-        return sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal()) if folder.is_dir() else []
+        with suppress(OSError):  # a name that is too long for a file, or a model that is dropped meanwhile
+            return sorted(int(path.name) for path in self._model_folder(name).iterdir() if path.name.isdecimal())
+        return []
 
     def find(self, wanted: ModelName) -> ModelDescription:
         """A model, or one version of it.
@@ -113,33 +127,60 @@ class ModelRegistry:
         Raises:
             BadInputError: there is none; names the place, and what was probably meant.
         """
+        while True:
+            version = self._find_versions(wanted)[-1]
+            # None: it was dropped meanwhile
+            if (found := self._read(wanted.name, version)) is not None:
+                return found
+
+    def _find_versions(self, wanted: ModelName) -> list[int]:
+        """All versions of a model, or the one that is wanted. Their descriptions may be unreadable.
+
+        Raises:
+            BadInputError: there is none; see ``find``.
+        """
         versions = self.versions(wanted.name)
         if not versions:
-            known = [each.name for each in self.list_models()]
+            known = self.list_names()
             near = get_close_matches(wanted.name, known, 1)
             hint = f"did you mean {near[0]}? " if near else ""
             there = f"There are {', '.join(known)}" if known else f"{self.folder} has none"
             raise statement_error(f"there is no model {wanted.name}", wanted.place, f"{hint}{there}")
-        if wanted.version is not None and wanted.version not in versions:
+        if wanted.version is None:
+            return versions
+        if wanted.version not in versions:
             raise statement_error(
                 f"the model {wanted.name} has no version {wanted.version}",
                 wanted.place,
                 f"it has {', '.join(map(str, versions))}",
             )
-        return self._read(wanted.name, wanted.version or versions[-1])
+        return [wanted.version]
 
     def check_new(self, wanted: ModelName, *, replace_model: bool) -> None:
-        """Refuse the name of a model that exists, unless it gets a new version.
+        """Refuse what could not be stored after the training.
 
         Raises:
-            BadInputError: see above.
+            BadInputError: a model of this name exists, and gets no new version; or no folder can have the name.
+            StorageError: the folder of models cannot be written.
         """
+        if len(self._model_folder(wanted.name).name.encode()) > _LONGEST_FOLDER:
+            raise statement_error(
+                "the name of the model is too long",
+                wanted.place,
+                f"at most {_LONGEST_FOLDER} letters; others than those of English count several times",
+            )
         if (versions := self.versions(wanted.name)) and not replace_model:
             raise statement_error(
                 f"the model {wanted.name} exists, with version {versions[-1]}",
                 wanted.place,
                 "choose another name; or --replace makes a new version, and keeps the old ones",
             )
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.folder):
+                pass
+        except OSError as error:
+            raise self._cannot_store(error, self.folder) from error
 
     def save(self, description: ModelDescription, files: Sequence[Path]) -> ModelDescription:
         """Add a version, whose number is the next one.
@@ -154,7 +195,10 @@ class ModelRegistry:
         folder = self._model_folder(description.name)
         temporary = folder / f".{uuid4().hex}.tmp"
         try:
-            temporary.mkdir(parents=True)
+            while not temporary.exists():
+                with suppress(FileNotFoundError):  # another program dropped the last version, and the folder with it
+                    folder.mkdir(parents=True, exist_ok=True)
+                    temporary.mkdir()
             for file in files:
                 (shutil.copytree if file.is_dir() else shutil.copy2)(file, temporary / file.name)
             while True:
@@ -163,19 +207,22 @@ class ModelRegistry:
                 write_description(stored, temporary / DESCRIPTION_FILE)
                 try:
                     temporary.rename(stored.folder)
-                except OSError:
-                    if not stored.folder.exists():
+                except OSError as error:
+                    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                         raise
                     continue  # another writer was faster
                 return stored
         except OSError as error:
-            raise StorageError(
-                f"the model cannot be stored: {error.strerror or error}",
-                where=str(folder),
-                hint=f"{FOLDER_VARIABLE} names another folder for models",
-            ) from error
+            raise self._cannot_store(error, folder) from error
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+    def _cannot_store(self, error: OSError, folder: Path) -> StorageError:
+        return StorageError(
+            f"the model cannot be stored: {error.strerror or error}",
+            where=str(folder),
+            hint=f"{FOLDER_VARIABLE} names another folder for models",
+        )
 
     def drop(self, wanted: ModelName) -> list[int]:
         """Remove a model, or one version of it; returns the versions.
@@ -183,25 +230,48 @@ class ModelRegistry:
         Raises:
             BadInputError: there is none.
         """
-        self.find(wanted)
-        versions = [wanted.version] if wanted.version else self.versions(wanted.name)
-        for version in versions:
-            folder = self._model_folder(wanted.name) / str(version)
+        folder = self._model_folder(wanted.name)
+        dropped = list[int]()
+        for version in self._find_versions(wanted):
             # Gone under its number at once; what a killed process leaves is no version.
-            gone = folder.with_name(f".{uuid4().hex}.dropped")
-            folder.rename(gone)
+            gone = folder / f".{uuid4().hex}.dropped"
+            with suppress(FileNotFoundError):  # another program was faster
+                (folder / str(version)).rename(gone)
+                dropped.append(version)
             shutil.rmtree(gone, ignore_errors=True)
-        if not self.versions(wanted.name):
-            shutil.rmtree(self._model_folder(wanted.name), ignore_errors=True)
-        return versions
+        _remove_left_behind(folder)
+        with suppress(OSError):  # others write versions
+            folder.rmdir()
+        return dropped
 
     def _model_folder(self, name: str) -> Path:
         # A name may be anything: no slash, and no dot at its beginning.
         plain = quote(name, safe=" äöüÄÖÜß")
         return self.folder / (plain.replace(".", "%2E", 1) if plain.startswith(".") else plain)
 
-    def _read(self, name: str, version: int) -> ModelDescription:
-        return read_description(self._model_folder(name) / str(version) / DESCRIPTION_FILE)
+    def _read(self, name: str, version: int) -> ModelDescription | None:
+        """A version; None: it was dropped meanwhile."""
+        file = self._model_folder(name) / str(version) / DESCRIPTION_FILE
+        try:
+            return read_description(file)
+        except StorageError:
+            if file.parent.exists():
+                raise
+            return None
+
+    def _read_newest(self, name: str) -> ModelDescription | None:
+        while versions := self.versions(name):
+            if (found := self._read(name, versions[-1])) is not None:
+                return found
+        return None
+
+
+def _remove_left_behind(folder: Path) -> None:
+    """Remove what killed processes left of versions that they wrote or removed."""
+    with suppress(OSError):
+        for path in folder.iterdir():
+            if path.suffix in (".tmp", ".dropped") and time.time() - path.stat().st_mtime > _LEFT_BEHIND_SECONDS:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def write_description(description: ModelDescription, file: Path) -> None:

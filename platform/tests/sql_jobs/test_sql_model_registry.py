@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,3 +104,96 @@ def test_models_of_a_relative_folder_are_found_from_everywhere(tmp_path: Path, m
     assert ModelRegistry(Path("models")).folder == tmp_path / "models"
     monkeypatch.setenv("EDL_MODELS", "others")
     assert ModelRegistry().folder == tmp_path / "others"
+
+
+@pytest.mark.parametrize("text", ["x" * 300, "ё" * 45])
+def test_a_name_that_no_folder_can_have_is_refused_at_its_place(tmp_path: Path, text: str) -> None:
+    registry = ModelRegistry(tmp_path / "models")
+    with pytest.raises(BadInputError, match="too long") as error:
+        registry.check_new(name(text), replace_model=False)
+    assert "line 3, column 7" in str(error.value.where)
+    with pytest.raises(BadInputError, match="there is no model"):
+        registry.find(name(text))
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_training(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="cannot be stored") as error:
+        ModelRegistry(tmp_path / "file").check_new(name("m"), replace_model=False)
+    assert "EDL_MODELS" in str(error.value.hint)
+
+
+def test_a_model_that_is_dropped_leaves_a_version_that_is_being_written(
+    tmp_path: Path, model: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = ModelRegistry(tmp_path / "models")
+    registry.save(DESCRIPTION, model)
+    copy = shutil.copy2
+
+    def drop_first(source: object, target: object) -> object:
+        registry.drop(name("m"))
+        return copy(source, target)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(shutil, "copy2", drop_first)
+    assert registry.save(DESCRIPTION, model).version == 1
+    assert registry.versions("m") == [1]
+
+
+def test_programs_that_write_drop_and_list_one_model_do_not_disturb_each_other(
+    tmp_path: Path, model: list[Path]
+) -> None:
+    registry, errors, dropped, end = (
+        ModelRegistry(tmp_path / "models"),
+        list[Exception](),
+        list[int](),
+        threading.Event(),
+    )
+
+    def repeat(action: str) -> None:
+        while not end.is_set():
+            try:
+                if action == "list":
+                    registry.list_models()
+                else:
+                    dropped.extend(registry.drop(name("m")))
+            except BadInputError as error:
+                if "there is no model m" not in error.message:
+                    errors.append(error)
+            except Exception as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=repeat, args=(action,)) for action in ("list", "drop")]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(15):
+            registry.save(DESCRIPTION, model)
+    finally:
+        end.set()
+        for thread in threads:
+            thread.join()
+    assert not errors
+    assert len(dropped) + len(registry.versions("m")) == 15
+
+
+def test_a_version_that_cannot_be_read_can_be_dropped(tmp_path: Path, model: list[Path]) -> None:
+    registry = ModelRegistry(tmp_path / "models")
+    saved = registry.save(DESCRIPTION, model)
+    (saved.folder / "model.json").write_text("{", encoding="utf-8")
+    with pytest.raises(StorageError, match="cannot be read"):
+        registry.list_models()
+    assert registry.drop(name("m")) == [1]
+    assert registry.list_models() == []
+
+
+def test_what_a_killed_process_left_goes_with_the_model(tmp_path: Path, model: list[Path]) -> None:
+    registry = ModelRegistry(tmp_path / "models")
+    saved = registry.save(DESCRIPTION, model)
+    old, new = saved.folder.with_name(".a.tmp"), saved.folder.with_name(".b.tmp")
+    old.mkdir()
+    new.mkdir()
+    os.utime(old, (0, 0))
+    registry.drop(name("m"))
+    assert not old.exists()
+    assert new.exists()
+    assert registry.list_models() == []
