@@ -315,10 +315,19 @@ def job_document(name: str, plan: ColumnPlan, settings: TrainingSettings, label:
         settings: of the statement.
         label: column of the label in prepared rows.
         rows: to train on.
+
+    Raises:
+        BadInputError: ``WITH`` sets a wrong value; names its place.
     """
-    minibatch = 32 if rows < 5000 else 128 if rows < 50_000 else 512
+    minibatch = min(32, max(1, rows)) if rows < 5000 else 128 if rows < 50_000 else 512
     if (wanted := settings.fields.get("train.minibatch_size")) is not None and isinstance(wanted.value, int):
         minibatch = max(1, wanted.value)
+        if minibatch > rows:
+            raise statement_error(
+                f"train.minibatch_size is {minibatch:,}, and there are {rows:,} rows to train on",
+                wanted.place,
+                "lower it, or leave it out",
+            )
     steps = -(-rows // minibatch)
     schema: dict[str, Any] = {"label": label}
     if plan.label.classes:

@@ -1,7 +1,8 @@
 """Writes the rows of a query in the form in which a model takes them: see ``model_inputs``.
 
 A hash of what a row contains decides whether it is for training or for validation, so that the order of the rows does
-not matter, and equal rows are on one side.
+not matter, and equal rows are on one side. In a table of few different rows, such as one of a few categories, a side
+would then lack most of them: there the copies of a row are numbered, and divided.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from edl.sql_jobs.row_statistics import Rows, count_rows, read_batches, to_days,
 _SMALL_TABLE = 10_000
 """Rows up to which the share for validation is exact."""
 _GROUP_ROWS = 1 << 16
+_LEAST_COPIES, _FEW_ROWS = 10, 10_000
+"""Copies of each row on average from which they are divided, and different rows up to which they can be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ def prepare_training(
         folder: gets the two folders.
         share: of the rows that are for validation.
     """
-    limit = _find_limit(files, inputs, label, kind, share)
+    division = _find_division(files, inputs, label, kind, share)
     counts = [0, 0]
     schema = prepared_schema(inputs, label, kind, stacked=True)
     writers = []
@@ -56,7 +59,7 @@ def prepare_training(
             (folder / name).mkdir(parents=True, exist_ok=True)
             writers.append(pq.ParquetWriter(folder / name / "part-00000.parquet", schema, compression="zstd"))
         for table in _prepare(files, inputs, label, kind):
-            is_validation = _hash_rows(table) < limit
+            is_validation = division.mark(table)
             for number, chosen in enumerate((~is_validation, is_validation)):
                 part = stack_columns(table.filter(pa.array(chosen)), inputs)
                 counts[number] += part.num_rows
@@ -70,8 +73,8 @@ def prepare_training(
 
 def mark_validation(rows: Rows, inputs: ModelInputs, label: str, kind: LabelKind, share: float) -> Any:
     """Which rows are for validation, those that ``prepare_training`` takes: ``[rows]``, bool."""
-    limit = _find_limit(rows, inputs, label, kind, share)
-    parts = [_hash_rows(table) < limit for table in _prepare(rows, inputs, label, kind)]
+    division = _find_division(rows, inputs, label, kind, share)
+    parts = [division.mark(table) for table in _prepare(rows, inputs, label, kind)]
     return np.concatenate(parts) if parts else np.zeros(0, bool)
 
 
@@ -192,17 +195,65 @@ def _hash_rows(table: Any) -> Any:
     return hashes
 
 
-def _find_limit(files: Rows, inputs: ModelInputs, label: str, kind: LabelKind, share: float) -> Any:
-    """The hash below which a row is for validation."""
-    is_small = count_rows(files) <= _SMALL_TABLE
-    return _exact_limit(files, inputs, label, kind, share) if is_small else np.uint64(share * 2**64)
+class _Division:
+    """Divides rows, in one pass over them.
+
+    Args:
+        limit: the hash below which a row is for validation.
+        divides_copies: equal rows are numbered, and have hashes of their own.
+    """
+
+    def __init__(self, limit: Any, *, divides_copies: bool) -> None:
+        self._limit = limit
+        self._divides_copies = divides_copies
+        self._copies = dict[int, int]()
+
+    def mark(self, table: Any) -> Any:
+        """Which of the next rows are for validation."""
+        return self.hash(table) < self._limit
+
+    def hash(self, table: Any) -> Any:
+        """Hashes of the next rows."""
+        hashes = _hash_rows(table)
+        return self._number_copies(hashes) if self._divides_copies and len(hashes) else hashes
+
+    def _number_copies(self, hashes: Any) -> Any:
+        values, places, counts = np.unique(hashes, return_inverse=True, return_counts=True)
+        numbers = np.empty(len(hashes), np.uint64)
+        in_order = np.argsort(places, kind="stable")
+        numbers[in_order] = np.arange(len(hashes)) - np.repeat(np.cumsum(counts) - counts, counts)
+        before = [self._copies.get(value, 0) for value in values.tolist()]
+        numbers += np.array(before, np.uint64)[places]
+        self._copies.update(zip(values.tolist(), (before + counts).tolist(), strict=True))
+        return hash_numbers(hashes * np.uint64(31) + hash_numbers(numbers))
 
 
-def _exact_limit(files: Rows, inputs: ModelInputs, label: str, kind: LabelKind, share: float) -> Any:
+def _find_division(files: Rows, inputs: ModelInputs, label: str, kind: LabelKind, share: float) -> _Division:
+    rows = count_rows(files)
+    divides = _has_few_rows(files, inputs, label, kind, min(rows // _LEAST_COPIES, _FEW_ROWS))
+    if rows > _SMALL_TABLE:
+        return _Division(np.uint64(share * 2**64), divides_copies=divides)
+    once = _Division(np.uint64(0), divides_copies=divides)
+    parts = [once.hash(table) for table in _prepare(files, inputs, label, kind)]
+    return _Division(_exact_limit(np.concatenate(parts) if parts else [], share), divides_copies=divides)
+
+
+def _has_few_rows(files: Rows, inputs: ModelInputs, label: str, kind: LabelKind, most: int) -> bool:
+    """Whether there are at most so many different rows. As soon as there are more, no others are read."""
+    found = np.zeros(0, np.uint64)
+    for table in _prepare(files, inputs, label, kind):
+        found = np.union1d(found, _hash_rows(table))
+        if len(found) > most:
+            return False
+    return True
+
+
+def _exact_limit(hashes: Any, share: float) -> Any:
     """The hash below which a row is for validation, so that the share is as wanted, and neither side is empty."""
-    parts = [_hash_rows(table) for table in _prepare(files, inputs, label, kind)]
-    hashes = np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.uint64)
     if len(hashes) < 2:
         return np.uint64(0)
+    hashes = np.sort(hashes)
     place = min(max(1, round(share * len(hashes))), len(hashes) - 1)
-    return hashes[place]
+    # Of equal rows that are the first ones, none is below the limit.
+    larger = hashes[hashes > hashes[0]]
+    return larger[0] if hashes[place] == hashes[0] and len(larger) else hashes[place]

@@ -73,12 +73,19 @@ def test_statements_of_sqlflow_keep_their_names() -> None:
     assert (document["train"]["epochs"], document["train"]["minibatch_size"]) == (4, 9)
 
 
-@pytest.mark.parametrize("rows", [10, 3000, 40_000, 1_000_000, 50_000_000])
+@pytest.mark.parametrize("rows", [1, 10, 3000, 40_000, 1_000_000, 50_000_000])
 def test_defaults_follow_the_number_of_rows(rows: int) -> None:
     _, document = choose("", rows)
     train = document["train"]
     assert 5 <= train["epochs"] <= 60
     assert train["evaluation_steps"] * train["minibatch_size"] >= rows
+    assert train["minibatch_size"] <= rows  # a larger one is never full
+
+
+def test_a_minibatch_of_more_rows_than_there_are_is_refused_at_its_place() -> None:
+    with pytest.raises(BadInputError, match="is 128, and there are 6 rows") as error:
+        choose("TO TRAIN dnn WITH train.minibatch_size=128", 6)
+    assert "column 35" in str(error.value.where)
 
 
 @pytest.mark.parametrize(

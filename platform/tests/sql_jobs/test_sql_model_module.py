@@ -324,6 +324,36 @@ def test_equal_rows_are_on_one_side_whatever_their_order(tmp_path: Path) -> None
     assert len(sides[0]) + len(sides[1]) == ROWS
 
 
+def divide(tmp_path: Path, table: pa.Table) -> list[list[str]]:
+    """The rows for training and those for validation, for a label ``y``."""
+    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=7001)
+    (statement,) = parse_statements("SELECT * FROM t LABEL y INTO m")
+    assert isinstance(statement, TrainStatement)
+    plan = plan_columns(collect_facts([tmp_path / "rows.parquet"], "y"), statement.label)
+    inputs, folder = choose_inputs(plan), tmp_path / f"data{len(list(tmp_path.iterdir()))}"
+    prepare_training([tmp_path / "rows.parquet"], inputs, "y", plan.label.kind, folder, 0.2)
+    sides = (folder / "training", folder / "validation")
+    return [sorted(map(repr, pq.read_table(side).to_pylist())) for side in sides]
+
+
+@pytest.mark.parametrize("rows", [300, 20_000])
+def test_few_different_rows_are_on_both_sides_whatever_their_order(tmp_path: Path, rows: int) -> None:
+    """A table of two categories: by whole groups of equal rows, a side would lack a class, or have no row."""
+    table = pa.table(
+        {"x": ["pqr"[at % 3] for at in range(rows)], "y": ["no" if at * 7 % 5 else "yes" for at in range(rows)]}
+    )
+    sides = divide(tmp_path, table)
+    assert len(set(sides[0])) == len(set(sides[1])) == 6
+    assert sum(map(len, sides)) == rows
+    assert len(sides[1]) == pytest.approx(0.2 * rows, rel=0.05)
+    assert divide(tmp_path, table.take(np.random.default_rng(1).permutation(rows))) == sides
+
+
+@pytest.mark.parametrize("copies", [1, 6])
+def test_no_side_is_empty(tmp_path: Path, copies: int) -> None:
+    assert all(divide(tmp_path, pa.table({"x": ["p", "q"] * copies, "y": ["no", "yes"] * copies})))
+
+
 def test_rows_to_predict_keep_their_order(tmp_path: Path) -> None:
     written = write(tmp_path, "LABEL binary")
     assert prepare_prediction([tmp_path / "rows.parquet"], written.inputs, tmp_path / "p") == ROWS
