@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from edl.api.job_spec import SchemaSpec
 from edl.keras.feed_schema import ModelInput
-from edl.keras.image_feed import decoding_threads, explain_bad_image, make_image_parser
+from edl.keras.image_feed import decoding_threads, explain_bad_image, make_image_parser, make_minibatch_parser
 from edl.keras.table_feed import explain_bad_record, make_table_parser
 
 
@@ -22,7 +22,9 @@ def make_default_feed(schema: SchemaSpec, model: Any, origin: Callable[..., Any]
 
     Its attribute ``feed_minibatch(records, mode, metadata)`` parses all records of a minibatch at once, which takes a
     hundredth of the time for a table; it returns None where records must be parsed one by one. Its attribute
-    ``windows_at_once(metadata)`` is the number of minibatches that are made at the same time.
+    ``without_graph(mode, metadata)`` returns a function that makes a minibatch of records as they were read, or None
+    where a graph is traced. Its attribute ``windows_at_once(metadata)`` is the number of minibatches that are made at
+    the same time.
 
     Args:
         schema: of the job.
@@ -47,10 +49,16 @@ def make_default_feed(schema: SchemaSpec, model: Any, origin: Callable[..., Any]
         features, labels = make_table_parser(schema, inputs, metadata, records, mode)(records)
         return features if mode == "prediction" else (features, labels)
 
+    def without_graph(mode: str, metadata: Any) -> Callable[[Any], Any] | None:
+        if metadata.format != "images":
+            return None
+        return make_minibatch_parser(schema, inputs, metadata.class_names, mode)
+
     # messages about feed name the user's module; its arguments stay those of the contract
     feed.__signature__ = inspect.signature(feed)  # type: ignore[attr-defined]
     feed.__wrapped__ = origin  # type: ignore[attr-defined]
     feed.feed_minibatch = feed_minibatch  # type: ignore[attr-defined]
+    feed.without_graph = without_graph  # type: ignore[attr-defined]
     # Of one minibatch, threads wait for the last image while nothing is read and no other one is decoded.
     feed.windows_at_once = lambda metadata: (  # type: ignore[attr-defined]
         2 if metadata.format == "images" and decoding_threads() else 1

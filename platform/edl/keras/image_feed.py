@@ -1,15 +1,22 @@
-"""The default ``feed`` of folders of images: what ``keras.utils.image_dataset_from_directory`` yields, one by one."""
+"""The default ``feed`` of folders of images: what ``keras.utils.image_dataset_from_directory`` yields, one by one.
+
+Where native code is built, a minibatch is made without a graph, to the same bits (``image_decoding``).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from edl.api.errors import BadInputError
 from edl.api.job_spec import SchemaSpec
+from edl.data.record_columns import ColumnRecords
 from edl.keras.feed_schema import DATA_SET_BY_FEED_MODE, ModelInput, encode_label
+from edl.keras.image_decoding import decode_images, find_resizer
+from edl.keras.traced_function import as_tensor
 from edl.transport.process_identity import count_available_cores
 
 _CHANNELS = {"grayscale": 1, "rgb": 3, "rgba": 4}
@@ -25,16 +32,7 @@ def make_image_parser(
     Raises:
         BadInputError: the schema is that of a table, or does not fit the model or the folders.
     """
-    for name in ("label", "features", "classes"):
-        if getattr(schema, name):
-            hint = "data.reader.classes names them" if name == "classes" else "leave it out"
-            raise BadInputError("is of a table, and the data are images", where=f"data.schema.{name}", hint=hint)
-    if mode != "prediction" and not class_names:
-        raise BadInputError(
-            "the images lie in no folders of classes",
-            where=DATA_SET_BY_FEED_MODE[mode],
-            hint="give each class a folder, or define feed(dataset, mode, metadata) in the model module",
-        )
+    _refuse_unsuitable(schema, class_names, mode)
     height, width, channels = _choose_shape(schema, inputs)
     label_mode = schema.label_mode or "int"
 
@@ -52,6 +50,49 @@ def make_image_parser(
             return image, encode_label(tf.identity(label), label_mode, len(class_names))
 
     return parse
+
+
+def make_minibatch_parser(
+    schema: SchemaSpec, inputs: Mapping[str, ModelInput], class_names: Sequence[str], mode: str
+) -> Callable[[ColumnRecords], Any] | None:
+    """What :func:`make_image_parser` makes, of all records of a minibatch at once; None where native code is not built.
+
+    The function raises what TensorFlow does for an image that cannot be decoded, and ValueError for one in no class.
+
+    Raises:
+        BadInputError: as :func:`make_image_parser`.
+    """
+    resize = find_resizer()
+    if resize is None:
+        return None
+    _refuse_unsuitable(schema, class_names, mode)
+    shape = _choose_shape(schema, inputs)
+    label_mode, threads = schema.label_mode or "int", decoding_threads()
+
+    def parse(records: ColumnRecords) -> Any:
+        images = as_tensor(decode_images(np.asarray(records.columns["image"]), shape, resize, threads))
+        if mode == "prediction":
+            return images
+        labels = np.asarray(records.columns["label"])
+        if (labels < 0).any():
+            raise ValueError("an image lies in no folder of a class")
+        return images, encode_label(tf.constant(labels), label_mode, len(class_names))
+
+    return parse
+
+
+def _refuse_unsuitable(schema: SchemaSpec, class_names: Sequence[str], mode: str) -> None:
+    """Refuse a schema of a table, and images without classes if labels are needed."""
+    for name in ("label", "features", "classes"):
+        if getattr(schema, name):
+            hint = "data.reader.classes names them" if name == "classes" else "leave it out"
+            raise BadInputError("is of a table, and the data are images", where=f"data.schema.{name}", hint=hint)
+    if mode != "prediction" and not class_names:
+        raise BadInputError(
+            "the images lie in no folders of classes",
+            where=DATA_SET_BY_FEED_MODE[mode],
+            hint="give each class a folder, or define feed(dataset, mode, metadata) in the model module",
+        )
 
 
 def explain_bad_image(record: Mapping[str, Any], mode: str) -> tuple[str, str]:

@@ -172,7 +172,10 @@ class FeedFunction:
         self._metadata = metadata
         self._pad = pad
         self._zoo = zoo or Path(inspect.getfile(inspect.unwrap(feed))).parent
-        self._traced_feed: Callable[[Any], Any] | None = None
+        self._function: Callable[[Sequence[Record]], Any] | None = None
+        """Makes a minibatch of the records of a window."""
+        self._traced_feed: Any = None
+        """The graph that it calls, if it calls one."""
         self._tracing = threading.Lock()
 
     @property
@@ -197,13 +200,13 @@ class FeedFunction:
             outputs = self._call_feed(window.records)
         except FeedError as error:
             error.tag = tag
-            bad_images = [] if self._traced_feed is None else self._find_bad_images(window)
+            bad_images = [] if self._function is None else self._find_bad_images(window)
             if bad_images and self._skip_images(window, bad_images):
                 return self._make_without(tag, window, bad_images)
             if _SEVERAL_BATCHES_MESSAGE in error.detail:
                 self._raise_too_many(tag, window, f"more than {_MAX_FEED_GROWTH * len(window.records)}")
             # If tracing succeeded, the error is about these records.
-            if self._traced_feed is not None:
+            if self._function is not None:
                 bad = self._find_bad_record(window)
                 self._explain_bad_record(error, window, bad)
                 error.message = f"{error.message.removesuffix('.')}, at {window.describe_location(bad)}"
@@ -272,15 +275,23 @@ class FeedFunction:
     def _call_feed(self, window: Sequence[Record]) -> Any:
         try:
             with user_code(self._zoo, "feed()", function=self._feed):
-                records = _to_tensors(window)
                 with self._tracing:
-                    if self._traced_feed is None:
-                        self._traced_feed = self._trace_feed(records)
-                return self._traced_feed(records)
+                    if self._function is None:
+                        self._function = self._make_function(window)
+                return self._function(window)
         except UserCodeError as error:
             if _EMPTY_DATASET_MESSAGE in error.detail:
                 return None
             raise _to_feed_error(error, self._feed) from error
+
+    def _make_function(self, window: Sequence[Record]) -> Callable[[Sequence[Record]], Any]:
+        # EDL's own feed of images needs no graph.
+        without_graph = getattr(self._feed, "without_graph", None)
+        function: Callable[[Any], Any] | None = without_graph and without_graph(self.mode, self._metadata)
+        if function is not None:
+            return function
+        traced = self._traced_feed = self._trace_feed(_to_tensors(window))
+        return lambda records: traced(_to_tensors(records))
 
     def _trace_feed(self, records: Any) -> Callable[[Any], Any]:
         # One warning a job is enough.

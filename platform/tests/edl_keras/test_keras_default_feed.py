@@ -304,6 +304,13 @@ def test_images_are_those_of_image_dataset_from_directory(
     assert (made.features.dtype, made.labels.dtype) == (images.dtype, labels.dtype)
 
 
+@pytest.fixture(params=["direct", "graph"])
+def each_way_to_decode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without native code a graph decodes. Where none is built, both are the same."""
+    if request.param == "graph":
+        monkeypatch.setattr("edl.keras.image_feed.find_resizer", lambda: None)
+
+
 def test_images_become_what_the_model_s_input_is(tmp_path: Path) -> None:
     for name, axes, expected in (("a", (4, 6, 1), (6, 4, 6, 1)), ("b", (None, None, 3), (6, 256, 256, 3))):
         (tmp_path / name).mkdir()
@@ -312,6 +319,7 @@ def test_images_become_what_the_model_s_input_is(tmp_path: Path) -> None:
     assert (made.features.shape, made.labels) == ((6, 4, 6, 1), None)
 
 
+@pytest.mark.usefixtures("each_way_to_decode")
 @pytest.mark.parametrize(
     ("schema", "shape", "said"),
     [
@@ -329,6 +337,7 @@ def test_images_that_do_not_fit_the_model_are_refused_by_name(
     assert not missing_keys(f"{error.value} {error.value.where}", *said)
 
 
+@pytest.mark.usefixtures("each_way_to_decode")
 def test_an_image_outside_of_the_classes_is_named(tmp_path: Path) -> None:
     folder = images_of(tmp_path)
     (folder / "stray.png").write_bytes((folder / "cat" / "0.png").read_bytes())
@@ -337,6 +346,7 @@ def test_an_image_outside_of_the_classes_is_named(tmp_path: Path) -> None:
     assert not missing_keys(f"{error.value} {getattr(error.value, 'detail', '')}", "in no folder of a class", "stray")
 
 
+@pytest.mark.usefixtures("each_way_to_decode")
 def test_an_image_that_cannot_be_decoded_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reader finds truncated ones; others show when they are decoded."""
     folder = images_of(tmp_path)
@@ -354,6 +364,7 @@ def test_an_image_that_cannot_be_decoded_is_named(tmp_path: Path, monkeypatch: p
         assert not missing_keys(f"{error.value} {error.value.hint}", "dog/3.png", "decoded", "replace the file")
 
 
+@pytest.mark.usefixtures("each_way_to_decode")
 def test_a_third_class_is_not_binary(tmp_path: Path) -> None:
     folder = images_of(tmp_path)
     (folder / "cow").mkdir()
@@ -362,11 +373,13 @@ def test_a_third_class_is_not_binary(tmp_path: Path) -> None:
         image_batch(tmp_path, SchemaSpec(label_mode="binary"), image_model(4, 6, 3))
 
 
+@pytest.mark.usefixtures("each_way_to_decode")
 @pytest.mark.parametrize("threads", [None, 2, 5])
 def test_images_that_threads_decode_keep_their_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int | None
 ) -> None:
     monkeypatch.setattr("edl.keras.default_feed.decoding_threads", lambda: threads)
+    monkeypatch.setattr("edl.keras.image_feed.decoding_threads", lambda: threads)
     folder = images_of(tmp_path)
     rng = np.random.default_rng(1)
     # one that takes longer than all others together comes first

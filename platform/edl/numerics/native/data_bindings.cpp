@@ -1,4 +1,5 @@
-// edl.data._records: where records lie in a payload of RecordIO, records out of payloads in any order, and that order.
+// edl.data._records: where records lie in a payload of RecordIO, records out of payloads in any order, and that order; images as
+// records are resized here.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "hash.hpp"
+#include "image_resize.hpp"
 
 namespace nb = nanobind;
 
@@ -117,11 +119,34 @@ nb::object permuted_range(std::uint64_t first, std::uint64_t last, std::uint64_t
   return found;
 }
 
+using Image = nb::ndarray<const std::uint8_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+using Resized = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+
+void resize_image(const Image& image, const Resized& out) {
+  const ImageSize from{image.shape(0), image.shape(1)}, to{out.shape(0), out.shape(1)};
+  const std::size_t channels = image.shape(2);
+  if (out.shape(2) != channels) throw std::invalid_argument("both images have the same number of channels");
+  if (from.height == 0 || from.width == 0) throw std::invalid_argument("the image has no pixels");
+  const std::uint8_t* const pixels = image.data();
+  float* const made = out.data();
+  const nb::gil_scoped_release released;
+  if (channels == 1) {
+    resize_bilinear<1>(pixels, from, made, to);
+  } else if (channels == 3) {
+    resize_bilinear<3>(pixels, from, made, to);
+  } else if (channels == 4) {
+    resize_bilinear<4>(pixels, from, made, to);
+  } else {
+    throw std::invalid_argument("an image has 1, 3 or 4 channels");
+  }
+}
+
 }  // namespace
 
 NB_MODULE(_records, module) {
   module.def("record_ends", &record_ends, nb::arg("payload"), nb::arg("records"));
   module.def("permuted_range", &permuted_range, nb::arg("first"), nb::arg("last"), nb::arg("count"), nb::arg("key"));
+  module.def("resize_image", &resize_image, nb::arg("image").noconvert(), nb::arg("out").noconvert());
   module.def("gather", &gather, nb::arg("payloads"), nb::arg("owners").noconvert(), nb::arg("begins").noconvert(),
              nb::arg("ends").noconvert());
 }
