@@ -5,11 +5,12 @@ An ``Observer`` hears what happens meanwhile.
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,7 +18,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from edl.api.errors import BadInputError
+from edl.api.errors import BadInputError, StorageError
 from edl.data.database import find_scheme
 from edl.sql_jobs.column_plan import ColumnPlan
 from edl.sql_jobs.edl_process import run_edl
@@ -60,9 +61,12 @@ from edl.sql_jobs.statements import (
     TrainStatement,
 )
 from edl.sql_jobs.stream_key import find_stream_key
+from edl.storage.durable_files import FileLock, LockHeldError
 
 _DIALECTS = {"sqlite": "sqlite", "postgresql": "postgres", "mysql": "mysql", "mariadb": "mysql", "duckdb": "duckdb"}
 _WORK_FOLDER = Path(".edl", "sql")
+_LOCK_FILE = ".lock"
+_ROW_FOLDERS = ("rows", "data", "all", "more", "stream", "predictions")
 STREAM_SNAPSHOT, STREAM_INCONSISTENT = "snapshot", "inconsistent"
 """Values of ``--stream``."""
 _SNAPSHOT_SECONDS = 5.0
@@ -467,15 +471,47 @@ def _work_folder(named: Path | None = None) -> Iterator[Path]:
         named.mkdir(parents=True, exist_ok=True)
         yield named
         return
-    _WORK_FOLDER.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="", dir=_WORK_FOLDER)).absolute()
-    try:
-        yield folder
-    except BaseException:
-        # Rows of a database do not stay behind.
-        for name in ("rows", "data", "all", "stream"):
-            shutil.rmtree(folder / name, ignore_errors=True)
-        if not (folder / "job.yaml").exists():
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
+    with _translate_folder_errors():
+        _WORK_FOLDER.mkdir(parents=True, exist_ok=True)
+        _clear_killed_statements()
+        folder = Path(tempfile.mkdtemp(prefix="", dir=_WORK_FOLDER)).absolute()
+        lock = FileLock(folder / f"{_LOCK_FILE}.new", str(os.getpid()), protected_thing="the statement", hint="")
+        lock.path.rename(folder / _LOCK_FILE)  # under this name it is locked, or its process is gone
+    with lock:
+        try:
+            yield folder
+        except BaseException:
+            # Rows of a database do not stay behind.
+            _remove_rows(folder)
+            raise
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_rows(folder: Path) -> None:
+    """Remove the rows of a statement that did not end well, and all of it if no job began, whose log could tell why."""
+    if not (folder / "job.yaml").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    for path in [folder / name for name in _ROW_FOLDERS] + list(folder.glob(".*.tmp")):
+        shutil.rmtree(path, ignore_errors=True)
+    (folder / _LOCK_FILE).unlink(missing_ok=True)
+
+
+def _clear_killed_statements() -> None:
+    """Remove the rows that statements left whose process was killed."""
+    for file in _WORK_FOLDER.glob(f"*/{_LOCK_FILE}"):
+        # it runs, or another program clears it
+        with suppress(LockHeldError, StorageError), FileLock(file, "", protected_thing="the statement", hint=""):
+            _remove_rows(file.parent)
+
+
+@contextmanager
+def _translate_folder_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"the files of the statement cannot be written: {error.strerror or error}",
+            where=str(_WORK_FOLDER.absolute()),
+            hint="run edl sql in a folder that you may write",
+        ) from error

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from edl.api.errors import BadInputError, JobFailedError
+from edl.api.errors import BadInputError, JobFailedError, StorageError
 from edl.sql_jobs import statement_runner
 from edl.sql_jobs.model_registry import ModelRegistry
 from edl.sql_jobs.statement_parser import parse_with_texts
@@ -30,6 +30,7 @@ from edl.sql_jobs.statement_runner import (
     TrainResult,
     dialect_of,
 )
+from edl.storage.durable_files import FileLock
 
 TRAIN = "SELECT * FROM people LABEL rich INTO m"
 
@@ -255,6 +256,31 @@ def test_a_training_that_fails_stores_no_model_and_leaves_no_rows(jobs: FakeJobs
     assert ModelRegistry(Path("models")).list_models() == []
     (kept,) = Path(".edl/sql").iterdir()
     assert {path.name for path in kept.iterdir()} == {"job.yaml", "model.py"}
+
+
+@pytest.mark.parametrize(("has_begun", "left"), [(True, {"job.yaml", "edl.log"}), (False, set())])
+def test_rows_of_a_statement_that_was_killed_go_with_the_next_one(
+    jobs: FakeJobs, *, has_begun: bool, left: set[str]
+) -> None:
+    killed, running = Path(".edl/sql/killed"), Path(".edl/sql/running")
+    for folder in (killed, running):
+        for name in ("rows", "data", ".rows.7.abc.tmp"):
+            (folder / name).mkdir(parents=True)
+        for name in (".lock", "edl.log", *(["job.yaml"] if has_begun else [])):
+            (folder / name).touch()
+    with FileLock(running / ".lock", "", protected_thing="the statement", hint=""):
+        run("SELECT * FROM people")
+        assert (running / "rows").exists()
+    assert killed.exists() == has_begun
+    assert {path.name for path in killed.glob("*")} == left
+    assert sorted(path.name for path in Path(".edl/sql").iterdir()) == ["killed"] * has_begun + ["running"]
+
+
+def test_a_folder_that_cannot_be_written_is_said_to_be(jobs: FakeJobs) -> None:
+    Path(".edl").touch()
+    with pytest.raises(StorageError, match="cannot be written") as error:
+        run("SELECT * FROM people")
+    assert "a folder that you may write" in str(error.value.hint)
 
 
 @pytest.mark.parametrize(

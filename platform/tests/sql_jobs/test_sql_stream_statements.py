@@ -75,7 +75,7 @@ def test_other_databases_need_inconsistent_which_is_stored_with_the_model(
         with pytest.raises(BadInputError, match="cannot let several connections") as refused:
             run(any_database.address, train, fake, "snapshot")
         assert "--stream=inconsistent" in str(refused.value.hint)
-        assert not Path("models").exists()
+        assert not ModelRegistry(Path("models")).list_names()
     trained = run(any_database.address, train, fake, "inconsistent")
     assert isinstance(trained, TrainResult)
     assert trained.model.stream == ("snapshot" if shares else "inconsistent")
