@@ -129,7 +129,7 @@ def _run_job(
     folder = Path(mkdtemp(prefix="edl-stats-"))
     job = folder / "job.json"
     job.write_text(json.dumps(statistics_job(paths, options, records, workers, table.group_records, arguments)))
-    command = [sys.executable, "-m", "edl.cli.app", "run", str(job)]
+    command = [sys.executable, "-P", "-m", "edl.cli.app", "run", str(job)]
     done = subprocess.run(command, cwd=folder, stdout=sys.stderr, check=False)
     if done.returncode:
         # The logs stay.

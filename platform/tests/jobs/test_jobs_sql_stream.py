@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from signal import SIGKILL
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support import fork_server
 from support.databases import (
     PASSWORD,
     USER,
@@ -19,9 +22,11 @@ from support.databases import (
     start_mariadb,
     start_postgres,
 )
+from support.job_process import STARTED
 
 from edl.api.errors import EdlError
 from edl.ops.fault_injection import RolePids
+from edl.sql_jobs import edl_process
 from edl.sql_jobs.model_registry import ModelDescription, ModelRegistry
 from edl.sql_jobs.statement_parser import parse_with_texts
 from edl.sql_jobs.statement_runner import Observer, StatementRunner, TrainResult, dialect_of
@@ -71,6 +76,15 @@ def credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EDL_DATABASE_USER", USER)
     monkeypatch.setenv("EDL_DATABASE_PASSWORD", PASSWORD)
+
+
+@pytest.fixture(autouse=True)
+def forked_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The jobs of statements are forked, as those of ``edl run`` are in other tests."""
+    if not STARTED:
+        # What the module uses of subprocess, and no other module's.
+        names = {name: getattr(subprocess, name) for name in ("PIPE", "TimeoutExpired")}
+        monkeypatch.setattr(edl_process, "subprocess", SimpleNamespace(**names, Popen=fork_server.start_edl))
 
 
 @pytest.fixture(scope="module")

@@ -104,20 +104,26 @@ class Popen:
         cwd: its working folder.
         text: its standard input.
         environment: by default that of the tests.
+        errors: an open file for its standard error, which is a pipe otherwise.
 
     Raises:
         RuntimeError: the server has ended.
     """
 
     def __init__(
-        self, words: Sequence[str], cwd: Path, text: str = "", environment: Mapping[str, str] | None = None
+        self,
+        words: Sequence[str],
+        cwd: Path,
+        text: str = "",
+        environment: Mapping[str, str] | None = None,
+        errors: IO[bytes] | None = None,
     ) -> None:
         self.returncode: int | None = None
         with tempfile.TemporaryFile() as source:
             source.write(text.encode())
             source.seek(0)
             out_reader, out_writer = os.pipe()
-            error_reader, error_writer = os.pipe()
+            error_reader, error_writer = os.pipe() if errors is None else (-1, os.dup(errors.fileno()))
             try:
                 standard = [source.fileno(), out_writer, error_writer]
                 self._news = _server().fork(words, cwd, os.environ if environment is None else environment, standard)
@@ -125,7 +131,7 @@ class Popen:
                 os.close(out_writer)
                 os.close(error_writer)
         self.stdout: IO[str] | None = os.fdopen(out_reader, encoding="utf-8")
-        self.stderr: IO[str] | None = os.fdopen(error_reader, encoding="utf-8")
+        self.stderr: IO[str] | None = None if errors is not None else os.fdopen(error_reader, encoding="utf-8")
         self._lock = threading.Lock()
         self.pid = self._number(None)
 
@@ -200,6 +206,13 @@ def run(
             process.kill()
             raise
         return subprocess.CompletedProcess(["edl", *words], code, output.result(), errors.result())
+
+
+def start_edl(command: Sequence[str], *, cwd: Path, env: Mapping[str, str], stdout: int, stderr: IO[bytes]) -> Popen:
+    """In place of `subprocess.Popen` where EDL itself starts ``python -P -m edl.cli.app``: that is forked, too."""
+    assert list(command[:4]) == [sys.executable, "-P", "-m", "edl.cli.app"]
+    assert stdout == subprocess.PIPE
+    return Popen(command[4:], cwd, environment=env, errors=stderr)
 
 
 # --------------------------------------------------------------------------------------------------
