@@ -119,7 +119,9 @@ def _translate_error(url: str, error: Exception) -> EdlError:
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and len(chain) < 8:
         chain.append(cause)
     names = {type(each).__name__ for each in chain}
-    numbers = [getattr(each, name, None) for each in chain for name in ("status", "code")]
+    # aiohttp gives the code 400 to an answer that ends early, as when the connection is lost.
+    answers = [each for each in chain if not type(each).__module__.startswith("aiohttp.http_exceptions")]
+    numbers = [getattr(each, name, None) for each in answers for name in ("status", "code")]
     status = next((int(str(each)) for each in numbers if str(each).isdigit()), 0)
     if names & {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "DefaultCredentialsError"}:
         return BadInputError(f"there are no credentials: {error}", where=url, hint=_credentials_hint(url))
@@ -130,7 +132,8 @@ def _translate_error(url: str, error: Exception) -> EdlError:
         return MissingObjectError(url)
     if 400 <= status < 500 and status not in (408, 425, 429):
         return BadInputError(f"the server answered {status}: {error}", where=url, hint="check the address")
-    reason = str(chain[-1]).splitlines()[0] if str(chain[-1]) else type(chain[-1]).__name__
+    last = answers[-1] if answers else chain[-1]
+    reason = str(last).splitlines()[0] if str(last) else type(last).__name__
     return RetryableError(f"cannot be read: {reason}", where=url, hint="is the server reachable?")
 
 
@@ -202,21 +205,49 @@ def _no_ranges_error(url: str) -> BadInputError:
 
 
 def _fetch_range(url: str, start: int, end: int, size: int) -> bytes:
+    """Bytes ``[start, end)`` of a file of this size; fewer if the store says that the file is shorter.
+
+    Raises:
+        BadInputError: trying again is of no use.
+        RetryableError: every try failed, or had other bytes than were asked for.
+    """
     scheme = urlsplit(url).scheme.lower()
     system = _file_system(scheme)
-    if EXTRAS[scheme][0] == "http":
-        # Not cat_file(), which would read all of a file from a server that ignores Range.
-        headers = {**system.kwargs.get("headers", {}), "Accept-Encoding": "identity"}
-        file = system.open(url, block_size=BLOCK_BYTES, cache_type="none", size=size, headers=headers)
-        try:
-            content = _call(url, lambda: file._fetch_range(start, end))
-        except RetryableError as error:
-            if isinstance(error.__cause__, ValueError):
-                raise _no_ranges_error(url) from error
-            raise
-    else:
-        content = _call(url, lambda: system.cat_file(url, start=start, end=end))
-    return bytes(content)
+    if EXTRAS[scheme][0] != "http":
+        return bytes(_call(url, lambda: system.cat_file(url, start=start, end=end)))
+    from fsspec.asyn import sync
+
+    return cast(bytes, _call(url, lambda: sync(system.loop, _get_range, system, url, start, end, size)))
+
+
+async def _get_range(system: Any, url: str, start: int, end: int, size: int) -> bytes:
+    """One answer of a server of HTTP. Not fsspec's: it takes any answer 206 for the range that it asked for."""
+    session = await system.set_session()
+    options = {**system.kwargs}
+    headers = {**options.pop("headers", {}), "Accept-Encoding": "identity", "Range": f"bytes={start}-{end - 1}"}
+    async with session.get(system.encode_url(url), headers=headers, **options) as answer:
+        if answer.status == 416:  # the file became shorter
+            return b""
+        answer.raise_for_status()
+        if answer.status != 206 and answer.content_length != end - start:
+            # A small file is sent as a whole by some servers.
+            if answer.content_length is None or answer.content_length >= size:
+                raise _no_ranges_error(url)
+            raise _WrongAnswerError(f"{answer.content_length} bytes where bytes {start} to {end - 1} were asked for")
+        sent = re.match(r"bytes (\d+)-(\d+)/", answer.headers.get("Content-Range", "") if answer.status == 206 else "")
+        if sent and (int(sent[1]), int(sent[2])) != (start, end - 1):
+            raise _WrongAnswerError(f"bytes {sent[1]} to {sent[2]} where bytes {start} to {end - 1} were asked for")
+        content: bytes = await answer.read()
+        if len(content) != end - start:
+            raise _WrongAnswerError(f"{len(content)} bytes where bytes {start} to {end - 1} were asked for")
+        return content
+
+
+class _WrongAnswerError(Exception):
+    """A server sent other bytes than it was asked for."""
+
+    def __init__(self, sent: str) -> None:
+        super().__init__(f"the server sent {sent}")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -468,11 +499,22 @@ class RemoteFile:
         name = self._name(version)
         try:
             start, finish = first * BLOCK_BYTES, min(end * BLOCK_BYTES, version.st_size)
-            content = _fetch_range(self.url, start, finish, version.st_size)
+            try:
+                content = _fetch_range(self.url, start, finish, version.st_size)
+            except RetryableError:
+                if self._is_another(version):
+                    raise self.changed_error() from None
+                raise
             # A file of one request is of one version; its length tells most of the others.
             is_whole = finish - start == version.st_size
-            if len(content) != finish - start or (not is_whole and self.version(newest=True) != version):
+            if (len(content) != finish - start or not is_whole) and self.version(newest=True) != version:
                 raise self.changed_error()
+            if len(content) != finish - start:
+                raise RetryableError(
+                    f"cannot be read: {len(content)} of {finish - start} bytes came from byte {start} on",
+                    where=self.url,
+                    hint="is the server reachable?",
+                )
             blocks = {
                 number: content[(number - first) * BLOCK_BYTES : (number - first + 1) * BLOCK_BYTES]
                 for number in range(first, end)
@@ -484,6 +526,13 @@ class RemoteFile:
             with self._lock:
                 for number in range(first, end):
                     self._fetching.pop((name, number), None)
+
+    def _is_another(self, version: FileStat) -> bool:
+        """Whether the file has another version by now; false if the server does not answer."""
+        try:
+            return self.version(newest=True) != version
+        except EdlError:
+            return False
 
     def changed_error(self) -> BadInputError:
         """The error for a file that is another one than when its records were counted."""

@@ -402,6 +402,34 @@ def test_a_server_that_always_fails_is_a_temporary_error(served: tuple[str, Serv
     assert refused.value.where == f"{address}/a.txt"
 
 
+@pytest.mark.parametrize("fault", ["cut", "short", "moved"])
+def test_an_answer_with_other_bytes_than_asked_for_is_asked_for_again(
+    served: tuple[str, ServerBehaviour], fault: str
+) -> None:
+    address, server = served
+    lines = write_text(server, "a.txt", 9)
+    reader = open_reader(f"{address}/a.txt")
+    server.faults += [fault] * 3
+    assert reader.sources()[0].records == lines
+    whole = (server.folder / "a.txt").read_bytes().splitlines()
+    assert list(reader.read(f"{address}/a.txt", 0, lines)) == whole
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [("cut", "cannot be read"), ("short", "were asked for"), ("moved", r"sent bytes \d+ to \d+ where bytes")],
+)
+def test_a_server_that_always_sends_other_bytes_is_a_temporary_error(
+    served: tuple[str, ServerBehaviour], fault: str, said: str
+) -> None:
+    address, server = served
+    write_text(server, "a.txt", 2.5)
+    server.faults += [fault] * 99
+    with pytest.raises(RetryableError, match=said) as refused:
+        open_reader(f"{address}/a.txt").sources()
+    assert refused.value.where == f"{address}/a.txt"
+
+
 def test_tries_wait_longer_each_time_and_use_no_random_number_of_the_model(
     served: tuple[str, ServerBehaviour], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,8 @@ class ServerBehaviour:
         failures: statuses of the next requests, which are not served.
         authorization: what the header of this name must have.
         ignores_range: sends the whole file, whatever was asked for.
+        faults: of the next answers with a part of a file: ``cut`` (the connection ends within it), ``short`` (fewer
+            bytes than asked for, with their length), ``moved`` (other bytes, as Content-Range says).
         requests: method, path and Range of each request.
         bytes_per_second: of all connections together; 0: no limit.
         latency: seconds before each answer.
@@ -37,6 +39,7 @@ class ServerBehaviour:
     failures: list[int] = field(default_factory=list)
     authorization: str = ""
     ignores_range: bool = False
+    faults: list[str] = field(default_factory=list)
     requests: list[tuple[str, str, str]] = field(default_factory=list)
     bytes_per_second: float = 0
     latency: float = 0
@@ -84,6 +87,11 @@ def _handler(behaviour: ServerBehaviour) -> type[BaseHTTPRequestHandler]:
             start, end, status = 0, stat.st_size, 200
             if (match := re.fullmatch(r"bytes=(\d+)-(\d+)", asked)) and not behaviour.ignores_range:
                 start, end, status = int(match[1]), min(int(match[2]) + 1, stat.st_size), 206
+            fault = behaviour.faults.pop(0) if status == 206 and with_body and behaviour.faults else ""
+            if fault == "short":
+                end = (start + end) // 2
+            elif fault == "moved":
+                start, end = start + 1, end + 1
             self.send_response(status)
             self.send_header("Content-Length", str(end - start))
             mark = hashlib.sha256(f"{stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()[:20]
@@ -94,7 +102,9 @@ def _handler(behaviour: ServerBehaviour) -> type[BaseHTTPRequestHandler]:
             if with_body:
                 with path.open("rb") as stream:
                     stream.seek(start)
-                    self._send(stream.read(end - start))
+                    content = stream.read(end - start)
+                    self._send(content[: len(content) // 2] if fault == "cut" else content)
+                    self.close_connection = self.close_connection or fault == "cut"
 
         def _send(self, content: bytes) -> None:
             for at in range(0, len(content), _PIECE_BYTES):
