@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from edl.api.errors import BadInputError
@@ -211,10 +212,8 @@ def _take_typed_column(schema: SchemaSpec) -> TakeColumn:
             return tf.strings.as_string(cells)
         declared = schema.features.get(column)
         if declared is not None:
-            _check_cast(column, cells.dtype, tf.as_dtype(declared), "the schema")
-            cells = tf.cast(cells, declared)
-        _check_cast(column, cells.dtype, dtype, "the model")
-        return tf.cast(cells, dtype)
+            cells = _convert(column, cells, tf.as_dtype(declared), "the schema")
+        return _convert(column, cells, dtype, "the model")
 
     return take
 
@@ -226,9 +225,9 @@ def _take_text_column(columns: Sequence[str], schema: SchemaSpec) -> TakeColumn:
     def take(rows: Any, column: str, dtype: Any) -> Any:
         cells, declared = rows[:, places[column]], schema.features.get(column)
         if declared is None:
-            return _to_type(cells, dtype)
+            return _parse_cells(column, cells, dtype)
         _check_cast(column, tf.as_dtype(declared), dtype, "the model")
-        return tf.cast(_to_type(cells, tf.as_dtype(declared)), dtype)
+        return _convert(column, _parse_cells(column, cells, tf.as_dtype(declared)), dtype, "the model")
 
     return take
 
@@ -257,8 +256,7 @@ def _take_example_column(schema: SchemaSpec, *, has_label: bool) -> TakeColumn:
             parsed.clear()
             parsed[id(rows)] = tf.io.parse_example(rows, known)
         declared = tf.as_dtype(schema.features.get(column, dtype))
-        _check_cast(column, declared, dtype, "the model")
-        return tf.cast(tf.cast(parsed[id(rows)][column], declared), dtype)
+        return _convert(column, _convert(column, parsed[id(rows)][column], declared, "the schema"), dtype, "the model")
 
     return take
 
@@ -275,20 +273,46 @@ def _check_cast(column: str, found: Any, wanted: Any, whose: str) -> None:
         )
 
 
-def _to_type(cells: Any, dtype: Any) -> Any:
-    """Cells as values of a type; whole numbers and float64 keep all their digits."""
+def _convert(column: str, cells: Any, wanted: Any, whose: str) -> Any:
+    """Cells as values of a type. A whole number that the type does not have is an error when the cells are there."""
+    _check_cast(column, cells.dtype, wanted, whose)
+    limits = _limits(wanted)
+    if limits is None or not cells.dtype.is_integer:
+        return tf.cast(cells, wanted)
+    lowest, highest = max(limits[0], cells.dtype.min), min(limits[1], cells.dtype.max)
+    if (lowest, highest) == (cells.dtype.min, cells.dtype.max):
+        return tf.cast(cells, wanted)
+    values = cells.flat_values if isinstance(cells, tf.RaggedTensor) else cells
+    fits = tf.logical_and(values >= tf.constant(lowest, values.dtype), values <= tf.constant(highest, values.dtype))
+    checked = tf.raw_ops.Assert(
+        condition=tf.reduce_all(fits),
+        data=[f"column '{column}' has a value that is no {wanted.name}:", tf.boolean_mask(values, ~fits)],
+        summarize=1,
+    )
+    with tf.control_dependencies([checked] if checked is not None else []):
+        return tf.cast(cells, wanted)
+
+
+def _limits(dtype: Any) -> tuple[int, int] | None:
+    """The smallest and the largest whole number of a type; None: it has fractions or is text."""
+    if dtype.is_bool:
+        return 0, 1
+    return (dtype.min, dtype.max) if dtype.is_integer else None
+
+
+def _parse_cells(column: str, cells: Any, dtype: Any) -> Any:
+    """Cells of text as values of a type; whole numbers and float64 keep all their digits."""
     if dtype == tf.string:
         return cells
-    if dtype.is_bool:
-        return tf.equal(tf.strings.to_number(cells, tf.int64), 1)
-    parsed = tf.int64 if dtype.is_integer else tf.float64 if dtype == tf.float64 else tf.float32
-    return tf.cast(tf.strings.to_number(cells, parsed), dtype)
+    if dtype.is_integer or dtype.is_bool:
+        return _convert(column, tf.strings.to_number(cells, tf.int64), dtype, "the model")
+    return tf.cast(tf.strings.to_number(cells, tf.float64 if dtype == tf.float64 else tf.float32), dtype)
 
 
 def explain_bad_record(schema: SchemaSpec, inputs: Mapping[str, ModelInput], record: Any, metadata: Any) -> str | None:
     """What is wrong with a row of a table, in a sentence; None: nothing is known to be."""
     if isinstance(record, Mapping):
-        return _explain_typed_label(schema, record.get(schema.label))
+        return _explain_typed_label(schema, record.get(schema.label)) or _explain_large_number(schema, inputs, record)
     if not metadata.column_names or not isinstance(record, list | tuple):
         return None
     only_type = next((each.dtype for each in inputs.values()), tf.float32)
@@ -309,6 +333,26 @@ def explain_bad_record(schema: SchemaSpec, inputs: Mapping[str, ModelInput], rec
     return None
 
 
+def _explain_large_number(
+    schema: SchemaSpec, inputs: Mapping[str, ModelInput], record: Mapping[str, Any]
+) -> str | None:
+    """Names the value that a type does not have."""
+    for column, value in record.items():
+        if column == schema.label:
+            types = [] if schema.classes else [tf.as_dtype(label_type(schema))]
+        else:
+            types = [tf.as_dtype(schema.features[column])] if column in schema.features else []
+            types += [each.dtype for name, each in inputs.items() if name == column or len(inputs) == 1]
+        for dtype in types:
+            limits, numbers = _limits(dtype), np.ravel(np.asarray(value))
+            if limits is None or numbers.dtype.kind not in "iu":
+                continue
+            for number in numbers:
+                if not limits[0] <= int(number) <= limits[1]:
+                    return f"column '{column}' has {number}, which is no {dtype.name}"
+    return None
+
+
 def _explain_typed_label(schema: SchemaSpec, value: Any) -> str | None:
     text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
     return _unknown_class(schema, text) if schema.classes and text not in schema.classes else None
@@ -323,8 +367,12 @@ def _find_fault(cell: str, dtype: Any) -> str | None:
         return None
     if not cell.strip():
         return "has no value"
+    limits = _limits(dtype)
     try:
-        int(cell) if dtype.is_integer or dtype.is_bool else float(cell)
+        if limits is None:
+            float(cell)
+        elif not limits[0] <= int(cell) <= limits[1]:
+            return f"has '{cell:.40}', which is no {dtype.name}"
     except ValueError:
         return f"has '{cell:.40}', which is no {dtype.name}"
     return None

@@ -99,6 +99,54 @@ def test_a_cell_that_is_no_number_is_found(tmp_path: Path) -> None:
     assert not missing_keys(f"{error.value} {getattr(error.value, 'detail', '')}", "record 2", "old")
 
 
+def load_feed(tmp_path: Path, kind: str, schema: SchemaSpec, metadata: Metadata) -> FeedFunction:
+    (tmp_path / "model.py").write_text(
+        HEAD
+        + f"def custom_model():\n    given = keras.Input((1,), name='age', dtype='{kind}')\n"
+        + "    return keras.Model(given, keras.layers.Dense(1)(given))\n"
+    )
+    choice = ModelSpec("model.custom_model", zoo=str(tmp_path))
+    module = load_model_module(choice, needs_metrics=False, schema=schema)
+    return FeedFunction(module.feed, "training", metadata, zoo=module.zoo)
+
+
+@pytest.mark.parametrize(
+    ("declared", "kind", "age", "fits"),
+    [
+        ("int32", "float32", np.array([31, 2**40 + 9], np.int64), False),
+        (None, "int32", np.array([31, -(2**31) - 1], np.int64), False),
+        (None, "int64", np.array([31, 2**63], np.uint64), False),
+        ("bool", "bool", np.array([1, 2], np.int64), False),
+        ("int32", "int32", np.array([-(2**31), 2**31 - 1], np.int64), True),
+        ("int64", "int64", np.array([31, 2**63 - 1], np.uint64), True),
+        ("bool", "bool", np.array([0, 1], np.uint8), True),
+    ],
+)
+def test_a_whole_number_that_a_type_does_not_have_is_refused_by_name(
+    tmp_path: Path, declared: str | None, kind: str, age: Any, fits: bool
+) -> None:
+    schema = SchemaSpec(label="rich", features={"age": declared} if declared else {})
+    metadata = Metadata("parquet", ("age", "rich"), {"age": age.dtype.name, "rich": "float32"})
+    feed = load_feed(tmp_path, kind, schema, metadata)
+    rows = ColumnRecords({"age": age, "rich": np.zeros(2, np.float32)})
+    if fits:
+        found = minibatch(feed, rows).features
+        assert np.ravel(found).tolist() == age.tolist()
+        return
+    with pytest.raises(EdlError) as error:
+        minibatch(feed, rows)
+    told = f"{error.value} {getattr(error.value, 'detail', '')}"
+    assert not missing_keys(told, "record 1", f"column 'age' has {age[1]}, which is no {declared or kind}")
+
+
+def test_a_cell_of_csv_that_the_models_type_does_not_have_is_refused_by_name(tmp_path: Path) -> None:
+    feed = load_feed(tmp_path, "int32", SchemaSpec(label="rich"), Metadata("csv", ("age", "rich")))
+    with pytest.raises(EdlError) as error:
+        minibatch(feed, [["31", "1"], ["2147483648", "1"]])
+    told = f"{error.value} {getattr(error.value, 'detail', '')}"
+    assert not missing_keys(told, "record 1", "column 'age' has '2147483648', which is no int32")
+
+
 def test_a_feed_of_the_module_is_used(tmp_path: Path) -> None:
     own = "def feed(dataset, mode, metadata): return dataset.map(lambda row: (row[0], row[1]))\n"
     made = minibatch(feed_of(tmp_path, VECTOR + own), ROWS)
