@@ -85,6 +85,7 @@ def read_batches(path: Path) -> ParquetFooter:
             offset = len(_FILE_MAGIC) if source.read(len(_FILE_MAGIC)) == _FILE_MAGIC else 0
             source.seek(offset)
             schema = pa.ipc.read_schema(pa.ipc.read_message(source))
+            _ = schema.names  # raises UnicodeDecodeError
             _refuse_dictionaries(path, schema)
             offset = source.tell()
             records, offsets, total = [], [offset], 0
@@ -94,7 +95,7 @@ def read_batches(path: Path) -> ParquetFooter:
                 records.append(batch.num_rows)
                 offsets.append(offset)
                 total += batch.nbytes + batch.num_rows
-    except (pa.ArrowException, EOFError) as error:
+    except (pa.ArrowException, EOFError, UnicodeDecodeError) as error:
         raise _file_error(path, offset, str(error).splitlines()[0]) from error
     except OSError as error:
         if error.errno is None:  # Arrow's, of content

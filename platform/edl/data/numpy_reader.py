@@ -6,6 +6,7 @@ own records. Nothing is unpickled: arrays of Python objects are refused.
 
 from __future__ import annotations
 
+import errno
 import struct
 import tokenize
 import zipfile
@@ -176,14 +177,20 @@ def open_array_file(path: Path) -> ArrayFile:
                     raise ValueError("it is truncated: its end, which says where the arrays are, is missing")
                 arrays = {"": _map_array(path, stream, 0)}
     except OSError as error:
+        if error.errno == errno.EINVAL:  # zipfile goes to a place before the beginning of the file
+            raise _damaged_error(path, "it lacks bytes, so its members are not where it says") from error
         raise read_error(path, error) from error
     except _DAMAGES as error:
-        raise BadInputError(
-            f"the file cannot be read: {error}",
-            where=str(path),
-            hint="write it again with numpy.save or numpy.savez; arrays of Python objects are not read",
-        ) from error
+        raise _damaged_error(path, str(error)) from error
     return ArrayFile(arrays, version)
+
+
+def _damaged_error(path: Path, reason: str) -> BadInputError:
+    return BadInputError(
+        f"the file cannot be read: {reason}",
+        where=str(path),
+        hint="write it again with numpy.save or numpy.savez; arrays of Python objects are not read",
+    )
 
 
 def _open_members(path: Path) -> dict[str, npt.NDArray[Any]]:
@@ -258,6 +265,13 @@ class _RemoteArray:
 
 
 def _check_records(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    for name, array in arrays.items():
+        if (reason := _unusable_type(array.dtype)) is not None:
+            raise BadInputError(
+                f"{f'array {name}' if name else 'the array'} is {array.dtype}: {reason}",
+                where=str(path),
+                hint="name the other arrays in data.reader.columns, or convert this one when you write the file",
+            )
     sizes = {name: array.shape[0] if array.ndim else None for name, array in arrays.items()}
     if None in sizes.values() or len(set(sizes.values())) != 1:
         found = ", ".join(f"{name or 'the array'}: {size or 'no axis'}" for name, size in sizes.items())
@@ -266,6 +280,17 @@ def _check_records(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
             where=str(path),
             hint="name the arrays with one entry for each record in data.reader.columns",
         )
+
+
+def _unusable_type(dtype: np.dtype[Any]) -> str | None:
+    """Why an array of this type cannot be a feature; None: it can."""
+    if dtype.names is not None:
+        return "a record of several fields; write an array for each of them"
+    if dtype.kind == "V":
+        return "raw bytes, as NumPy writes bfloat16; convert it to float32"
+    if dtype.kind in "fc" and dtype.itemsize > np.dtype(dtype.kind + ("8" if dtype.kind == "f" else "16")).itemsize:
+        return "more than TensorFlow has; convert it to float64" if dtype.kind == "f" else "too long; use complex128"
+    return None
 
 
 def _dtype_name(dtype: np.dtype[Any]) -> str:

@@ -274,6 +274,8 @@ class ParquetReader:
     def _choose(self, source: str) -> pa.Schema:
         schema = self._footer(source).schema
         names = self._columns or self._footer(next(iter(self._paths))).schema.names
+        if not names:
+            raise BadInputError("the file has no columns", where=source, hint="write it again, or remove it")
         missing = [name for name in names if name not in schema.names]
         if missing:
             raise BadInputError(
@@ -282,6 +284,12 @@ class ParquetReader:
                 hint=f"the file has the columns {', '.join(schema.names)}",
             )
         for name in names:
+            if schema.names.count(name) > 1:
+                raise BadInputError(
+                    f"the file has two columns {name}",
+                    where=source,
+                    hint="write it with names that differ, or name the other columns in data.reader.columns",
+                )
             if (reason := _unusable_type(schema.field(name).type)) is not None:
                 raise BadInputError(
                     f"column {name} of {source} is {schema.field(name).type}: {reason}",
@@ -307,7 +315,9 @@ def read_footer(path: Path) -> ParquetFooter:
         with path.open("rb") as stream:
             version = stream_version(stream)
             metadata = pq.ParquetFile(stream).metadata
-    except (pa.ArrowException, OSError) as error:
+        schema = metadata.schema.to_arrow_schema()
+        _ = schema.names  # raises UnicodeDecodeError
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise read_error(path, error) from error
         raise BadInputError(
@@ -317,9 +327,12 @@ def read_footer(path: Path) -> ParquetFooter:
         ) from error
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     return ParquetFooter(
-        metadata.schema.to_arrow_schema(),
+        schema,
         tuple(group.num_rows for group in groups),
-        tuple(group.column(0).file_offset or group.column(0).data_page_offset for group in groups),
+        tuple(
+            group.column(0).file_offset or group.column(0).data_page_offset if group.num_columns else 0
+            for group in groups
+        ),
         sum(group.total_byte_size for group in groups),
         version,
         tuple(_column_ranges(group) for group in groups) if is_remote(path) else (),

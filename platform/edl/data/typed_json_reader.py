@@ -7,6 +7,7 @@ type is corrupt.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -97,7 +98,7 @@ class TypedJsonReader:
         """The values of a line, or what is wrong with it."""
         try:
             found = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             return NO_JSON_OBJECT
         if not isinstance(found, dict):
             return NO_JSON_OBJECT
@@ -117,11 +118,25 @@ def _convert(value: Any, kind: str) -> Any:
     """A value of JSON as one of a type; None: it is none."""
     if kind == "string":
         # As the text of CSV would be: classes may be numbers.
-        return value if isinstance(value, str) else json.dumps(value) if isinstance(value, bool | int) else None
+        if isinstance(value, str):
+            return value if _is_encodable(value) else None
+        return json.dumps(value) if isinstance(value, bool | int) else None
     if kind == "bool" or isinstance(value, bool):
         return value if kind == "bool" and isinstance(value, bool) else None
     if kind.startswith("float"):
-        return float(value) if isinstance(value, int | float) else None
+        try:
+            return float(value) if isinstance(value, int | float) else None
+        except OverflowError:  # a whole number of more than 308 digits, which pyarrow reads as infinite, too
+            return math.inf if value > 0 else -math.inf
     # 1.0 is no integer here: pyarrow refuses it as well, and a row must not depend on which way it was read.
     limits = np.iinfo(kind)
     return value if isinstance(value, int) and limits.min <= value <= limits.max else None
+
+
+def _is_encodable(text: str) -> bool:
+    """Whether a text of JSON has UTF-8. Half of a pair of surrogates, such as the escape ``\\ud800``, has none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -378,7 +379,7 @@ class TestWebDataset(ReaderContract):
             }
             return number
 
-        return ReaderCase(paths, {"index": request.param}, key, lambda: write("a.tar", OTHER) and None)
+        return ReaderCase(paths, {"index": request.param}, key, lambda: write("a.tar", range(RECORDS + 30)) and None)
 
 
 def save_arrow(path: Path, table: pa.Table, batch_rows: int = 150, *, has_footer: bool = False) -> Path:
@@ -721,6 +722,61 @@ def test_damaged_npz_files_are_errors_of_the_file(tmp_path: Path) -> None:
     packed = bytearray((tmp_path / "a.npz").read_bytes())
     packed[200:230] = bytes(30)
     assert "cannot be read" in str(refuse(write_bytes(tmp_path / "d.npz", bytes(packed))))
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_an_npz_file_that_lost_bytes_is_damaged_and_not_read_again(tmp_path: Path, save: Callable[..., None]) -> None:
+    save(tmp_path / "a.npz", x=np.arange(9999), y=np.arange(9999))
+    whole = (tmp_path / "a.npz").read_bytes()
+    # zipfile looks for the directory before the beginning of the file.
+    lost = write_bytes(tmp_path / "b.npz", whole[:200] + whole[-400:])
+    assert "write it again" in str(refuse(lost))
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (np.array([(1, 2.0)], [("a", "i4"), ("b", "f8")]), "several fields"),
+        (np.zeros(3, "V2"), "raw bytes"),
+        (np.zeros(3, np.longdouble), "float64"),
+    ],
+)
+def test_arrays_of_types_that_a_model_cannot_take_are_refused_by_name(
+    tmp_path: Path, values: npt.NDArray[Any], said: str
+) -> None:
+    np.savez(tmp_path / "a.npz", x=np.arange(len(values)), odd=values)
+    assert "odd" in (error := str(refuse(tmp_path / "a.npz")))
+    assert said in error
+    assert len(read_damaged(tmp_path / "a.npz", columns=["x"])[0]) == len(values)
+    np.save(tmp_path / "b.npy", values)
+    assert said in str(refuse(tmp_path / "b.npy"))
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_names_of_columns_that_are_twice_or_no_text_are_refused(tmp_path: Path, suffix: str) -> None:
+    def write(name: str, table: pa.Table) -> Path:
+        path = tmp_path / f"{name}{suffix}"
+        if suffix == ".parquet":
+            pq.write_table(table, path)
+            return path
+        return save_arrow(path, table)
+
+    twice = write("twice", pa.table([pa.array([1]), pa.array([2]), pa.array([3])], names=["x", "x", "y"]))
+    assert "two columns x" in str(refuse(twice))
+    assert read_damaged(twice, columns=["y"])[0] == [{"y": 3}]
+    content = write("name", pa.table({"distance": [1, 2]})).read_bytes()
+    damaged = write_bytes(tmp_path / f"damaged{suffix}", content.replace(b"distance", b"dist\xff\xfece"))
+    assert "cannot be read" in str(refuse(damaged))
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_a_table_without_columns_is_refused(tmp_path: Path, suffix: str) -> None:
+    path, table = tmp_path / f"a{suffix}", pa.table({})
+    if suffix == ".parquet":
+        pq.write_table(table, path)
+    else:
+        save_arrow(path, table)
+    assert "no columns" in str(refuse(path))
 
 
 @pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".tfrecord"])

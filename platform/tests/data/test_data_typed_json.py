@@ -64,6 +64,8 @@ GOOD = {"n": 1, "x": 0.5, "word": "a", "yes": False}
         ("3", "not a JSON object"),
         (2 * json.dumps(GOOD), "not a JSON object"),
         ('{"word": "\udcff"}', "not UTF-8"),
+        (json.dumps({**GOOD, "word": "\ud800"}), 'word is "\\ud800", which is no string'),
+        ('{"n": ' + 100_000 * "[" + "}", "not a JSON object"),
     ],
 )
 def test_a_line_without_a_value_of_a_type_is_reported_alone(tmp_path: Path, line: str, reason: str) -> None:
@@ -75,6 +77,13 @@ def test_a_line_without_a_value_of_a_type_is_reported_alone(tmp_path: Path, line
     assert {name: column.dtype.name for name, column in found.columns.items()} == {**TYPES, "word": "object"}
     with pytest.raises(CorruptRecordError, match="record 7 cannot be read"):
         open_reader(tmp_path / "a.jsonl", text_types=TYPES).read(str(tmp_path / "a.jsonl"), 5, 9)
+
+
+def test_a_whole_number_beyond_all_fractions_is_infinite_whichever_way_it_is_read(tmp_path: Path) -> None:
+    lines = [json.dumps({**GOOD, "x": number}) for number in (10**400, -(10**400))]
+    for others in ([], ["{}"]):  # with a line that has no values, each is parsed alone
+        found, _ = read_typed(tmp_path / "a.jsonl", lines + others)
+        assert found.columns["x"].tolist() == [np.inf, -np.inf]
 
 
 def test_numbers_may_stand_where_text_is_wanted(tmp_path: Path) -> None:
