@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edl.api.errors import BadInputError, EdlError, JobFailedError
+from edl.jobfile.database_address import CREDENTIAL_VARIABLES
 
 OnEvent = Callable[[Mapping[str, Any]], object]
 LOG_FILE = "edl.log"
@@ -36,7 +37,7 @@ def run_edl(
         folder: the working folder, in which the run and the log are kept, too.
         arguments: more of them.
         on_event: gets each line as it comes. What it raises ends the job.
-        needs_database: the job reads the database, whose address may be in the environment.
+        needs_database: the job reads the database, whose address and credentials may be in the environment.
 
     Raises:
         BadInputError: the job cannot run.
@@ -44,7 +45,9 @@ def run_edl(
     """
     command = [sys.executable, "-P", "-m", "edl.cli.app", verb, "job.yaml", "--json", *arguments]
     # Another job has no use for the credentials of the database.
-    environment = {name: value for name, value in os.environ.items() if needs_database or name != "EDL_DATABASE"}
+    environment = {
+        name: value for name, value in os.environ.items() if needs_database or name not in CREDENTIAL_VARIABLES
+    }
     last: dict[str, Any] = {}
     reason = ""
     with (folder / LOG_FILE).open("ab") as log:

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from edl.api.errors import BadInputError, EdlError
 from edl.sql_jobs.column_overrides import override_columns
-from edl.sql_jobs.column_plan import ColumnPlan, LabelKind, check_features, find_column, plan_columns
+from edl.sql_jobs.column_plan import ColumnPlan, LabelKind, check_features, find_column, list_names, plan_columns
 from edl.sql_jobs.job_settings import (
     ESTIMATORS,
     TrainingSettings,
@@ -36,7 +37,7 @@ from edl.sql_jobs.prediction_output import class_probabilities, predicted_values
 from edl.sql_jobs.prepared_rows import PreparedRows, mark_validation, prepare_prediction, prepare_training
 from edl.sql_jobs.query_errors import QueryError
 from edl.sql_jobs.query_extraction import ExtractedRows, OnProgress, extract_query
-from edl.sql_jobs.row_statistics import collect_facts
+from edl.sql_jobs.row_statistics import collect_facts, read_batches, to_text
 from edl.sql_jobs.row_stream import STREAM_MODULE, RowOrigin, StreamedRows, survey_rows, write_stream
 from edl.sql_jobs.statement_parser import statement_error
 from edl.sql_jobs.statements import (
@@ -50,7 +51,7 @@ from edl.sql_jobs.statements import (
     TableName,
     TrainStatement,
 )
-from edl.sql_jobs.table_writer import check_new_table, write_table
+from edl.sql_jobs.table_writer import TableExistsError, check_new_table, write_table
 from edl.sql_jobs.user_module import COLUMNS_MODULE, find_user_module
 from edl.sql_jobs.wanted_schema import check_schema
 
@@ -326,7 +327,7 @@ def find_label(model: ModelDescription, rows: ExtractedRows, named: ColumnName |
     """The column with the label: the one that is named, or that of the training.
 
     Raises:
-        BadInputError: there is none, or it has NULLs.
+        BadInputError: there is none, or it has NULLs, or classes that the model does not know.
     """
     wanted = named or ColumnName(model.label, select.place)
     found = find_column({each.name: each for each in rows.columns}, wanted)
@@ -336,7 +337,27 @@ def find_label(model: ModelDescription, rows: ExtractedRows, named: ColumnName |
             wanted.place,
             f"add WHERE {found.name} IS NOT NULL to the query",
         )
+    unknown = _unknown_classes(model, rows, found.name)
+    if unknown:
+        raise statement_error(
+            f"the label {found.name} has {list_names([repr(each) for each in unknown])}, "
+            f"which {'are no classes' if len(unknown) > 1 else 'is no class'} of the model",
+            wanted.place,
+            f"it predicts {list_names([repr(each) for each in model.classes])}; leave other rows out with WHERE",
+        )
     return found.name
+
+
+def _unknown_classes(model: ModelDescription, rows: ExtractedRows, label: str) -> list[str]:
+    """Values of a label without NULLs that a model does not predict, in their order."""
+    if not model.classes:
+        return []
+    known, found = pa.array(model.classes, pa.string()), set[str]()
+    for batch in read_batches(rows.files, [label]):
+        values = pc.unique(batch.column(label))
+        texts = to_text(values)
+        found.update(texts.filter(pc.invert(pc.is_in(texts, known))).to_pylist())
+    return sorted(found)
 
 
 def refuse_attributes(attributes: Mapping[str, Attribute]) -> None:
@@ -413,7 +434,7 @@ def check_target(database: str, table: TableName) -> None:
     Raises:
         BadInputError: it exists; names its place in the statement.
     """
-    with _at_table(table, replaces=False):
+    with _at_table(table):
         check_new_table(database, table.parts)
 
 
@@ -423,15 +444,15 @@ def write_result(database: str, table: TableName, batches: Iterable[Any], *, rep
     Raises:
         BadInputError: it cannot be written; names the place of the table in the statement.
     """
-    with _at_table(table, replaces=replaces):
+    with _at_table(table):
         write_table(database, table.parts, batches, replace=replaces)
 
 
 @contextmanager
-def _at_table(table: TableName, *, replaces: bool) -> Iterator[None]:
+def _at_table(table: TableName) -> Iterator[None]:
     """Errors about a table name its place in the statement."""
     try:
         yield
     except BadInputError as error:
-        hint = error.hint if replaces else f"{error.hint or ''} (--replace)".strip()
+        hint = f"{error.hint} (--replace)" if isinstance(error, TableExistsError) else error.hint
         raise statement_error(f"{table}: {error.message}", table.place, hint) from error

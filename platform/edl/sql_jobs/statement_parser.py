@@ -282,9 +282,12 @@ class _ClauseParser:
     def parse_explain(self, select: Select) -> ExplainStatement:
         model = self.take_model()
         attributes = self._take_attributes()
-        explainer = self.take_dotted("an explainer") if self.take_word("USING") else None
+        if self._peek() == "USING":
+            raise statement_error(
+                "TO EXPLAIN has no USING", self.place(), "leave it out: EDL shuffles the values of each column"
+            )
         into = self._take_table() if self.take_word("INTO") else None
-        return self.finish(ExplainStatement(select, model, explainer, into, attributes))
+        return self.finish(ExplainStatement(select, model, into, attributes))
 
     # -- clauses ---------------------------------------------------------------------------------
 

@@ -145,7 +145,6 @@ class ExplainStatement:
 
     select: Select
     model: ModelName
-    explainer: str | None = None
     into: TableName | None = None
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
 

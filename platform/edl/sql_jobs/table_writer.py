@@ -36,6 +36,10 @@ _REFUSED_HINT = "nothing is written; the values must be those that the columns o
 _RIGHTS_HINT = "the user needs the right to create tables there and to insert into them, or name another schema"
 
 
+class TableExistsError(BadInputError):
+    """A table would be new, and there is one of its name."""
+
+
 def write_table(
     database: str, table: tuple[str, ...], batches: Iterable[pa.RecordBatch], *, replace: bool, append: bool = False
 ) -> int:
@@ -217,7 +221,7 @@ class TableWriter:
 
     def _refuse_existing(self, exists: bool) -> None:
         if exists:
-            raise BadInputError("there is such a table", where=self._where, hint="name another one, or replace it")
+            raise TableExistsError("there is such a table", where=self._where, hint="name another one, or replace it")
 
     def _check_lengths(self) -> None:
         """PostgreSQL would cut a name, and write another table. It counts bytes, MySQL characters."""

@@ -126,15 +126,26 @@ def unusable_column(name: str, kind: str, row: int | None = None) -> BadInputErr
 
 def misfit_error(name: str, wanted: pa.DataType, value: object, row: int) -> BadInputError:
     """The error for a value that is no member of its column's type."""
-    shown = repr(value)
-    if len(shown) > _MOST_VALUE:
-        shown = shown[:_MOST_VALUE] + "…"
     kind, sql_type = _KIND_NAMES.get(wanted, str(wanted)), _SQL_TYPES.get(wanted, "TEXT")
     return BadInputError(
-        f"column {name} changes its type: row {row} has {shown}, and rows before have {kind}",
+        f"column {name} changes its type: row {row} has {_shorten(value)}, and rows before have {kind}",
         where="the query",
         hint=f"select CAST(… AS {sql_type}) AS a name, CASE for some values, or leave the rows out with WHERE",
     )
+
+
+def unreadable_error(name: str, wanted: pa.DataType, value: object, row: int) -> BadInputError:
+    """The error for a value that the type of the database has, and that of the files has not."""
+    return BadInputError(
+        f"column {name} has {_shorten(value)} in row {row}, which is not {_KIND_NAMES.get(wanted, wanted)} here",
+        where="the query",
+        hint="make it NULL with CASE, or leave the rows out with WHERE",
+    )
+
+
+def _shorten(value: object) -> str:
+    shown = repr(value)
+    return shown[:_MOST_VALUE] + "…" if len(shown) > _MOST_VALUE else shown
 
 
 def _widen(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
@@ -194,14 +205,24 @@ def parse_texts(texts: pa.Array, wanted: pa.DataType, name: str, first_row: int)
     if texts.type == wanted:
         return texts
     try:
-        return texts.cast(pa.string()).cast(wanted)
-    except pa.ArrowInvalid:
+        return _parse_text(texts.cast(pa.string()), wanted)
+    except ValueError:
         for at in range(len(texts)):
             try:
-                texts.slice(at, 1).cast(pa.string()).cast(wanted)
-            except pa.ArrowInvalid:
-                raise misfit_error(name, wanted, _decoded(texts[at].as_py()), first_row + at) from None
+                _parse_text(texts.slice(at, 1).cast(pa.string()), wanted)
+            except ValueError:
+                raise unreadable_error(name, wanted, _decoded(texts[at].as_py()), first_row + at) from None
         raise
+
+
+def _parse_text(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
+    if pa.types.is_time(wanted):  # for which Arrow has no cast
+        return pa.array(
+            [None if each is None else datetime.time.fromisoformat(each) for each in texts.to_pylist()], wanted
+        )
+    if pa.types.is_boolean(wanted):
+        return pc.equal(texts, "t")
+    return texts.cast(wanted)
 
 
 def _decoded(value: Any) -> Any:

@@ -444,12 +444,21 @@ class TestPostgresql:
 
     @pytest.mark.parametrize(
         ("value", "shown"),
-        [("'infinity'::timestamp", "infinity"), ("'4000-01-01 BC'::date", "BC"), ("ARRAY[[1],[2]]", "array of arrays")],
+        [
+            ("'infinity'::timestamp", "'infinity' in row 150, which is not a time here"),
+            ("'4000-01-01 BC'::date", "which is not a date here"),
+            ("'24:00'::time", "'24:00:00' in row 150, which is not a time of day here"),
+            ("ARRAY[[1],[2]]", "array of arrays"),
+        ],
     )
     def test_a_value_that_arrow_has_not_is_named_with_its_row(
         self, postgres: PostgresServer, tmp_path: Path, small_groups: None, value: str, shown: str
     ) -> None:
-        query = f"SELECT CASE WHEN n = 150 THEN {value} END AS v FROM generate_series(1, 200) AS n"
+        # The others are read again, one by one.
+        query = (
+            "SELECT true AS b, '10:00:00.25'::time AS t, now() AS s, current_date AS d, 'x' AS x, 1.5 AS f, "
+            f"CASE WHEN n = 150 THEN {value} END AS v FROM generate_series(1, 200) AS n"
+        )
         error = refuse(postgres.address, query, tmp_path / "rows")
         assert "column v" in error.message
         assert "row 150" in error.message

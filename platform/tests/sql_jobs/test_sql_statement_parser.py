@@ -93,7 +93,7 @@ def test_several_statements_of_all_kinds() -> None:
     found = parse_statements(
         "SELECT * FROM t TO PREDICT db.iris.class USING models.m@3;;\n"
         "SELECT * FROM t TO EVALUATE m WITH a.b='x' LABEL y INTO r.result; SELECT * FROM t TO EVALUATE m;\n"
-        "SELECT * FROM t TO EXPLAIN m USING TreeExplainer INTO x;\n"
+        "SELECT * FROM t TO EXPLAIN m INTO x;\n"
         "SHOW TRAIN m; show models; DROP MODEL m@2; SELECT 1"
     )
     predict, evaluate, alone, explain, train, models, drop, query = found
@@ -107,7 +107,7 @@ def test_several_statements_of_all_kinds() -> None:
     assert isinstance(alone, EvaluateStatement)
     assert (alone.label, alone.into) == (None, None)
     assert isinstance(explain, ExplainStatement)
-    assert (explain.explainer, str(explain.into)) == ("TreeExplainer", "x")
+    assert str(explain.into) == "x"
     assert isinstance(train, ShowTrainStatement)
     assert train.model.name == "m"
     assert models == ShowModelsStatement()
@@ -178,6 +178,7 @@ def test_a_column_may_be_called_label() -> None:
         ("SELECT * FROM t TO PREDICT p USING m", "line 1, column 28", "names no column"),
         ("SELECT * FROM t TO PREDICT p.c", "line 1, column 31", "USING is missing"),
         ("SELECT * FROM t TO EVALUATE m@0", "line 1, column 31", "whole number from 1"),
+        ("SELECT * FROM t TO EXPLAIN m USING TreeExplainer", "line 1, column 30", "EDL shuffles the values"),
         ("SELECT 'a FROM t", "line 1, column 1", "has no end"),
         ("DELETE FROM t", "line 1, column 1", "begins with SELECT"),
         ("SELECT 1;\n  SHOW TABLES", "line 2, column 8", "SHOW shows MODELS"),

@@ -329,6 +329,26 @@ def test_an_evaluation_without_the_label_names_it(jobs: FakeJobs) -> None:
         run('SELECT age, "home town" FROM people TO EVALUATE m')
 
 
+@pytest.mark.parametrize("clause", ["TO EVALUATE m", "TO EXPLAIN m"])
+def test_classes_that_the_model_does_not_know_are_named(jobs: FakeJobs, clause: str) -> None:
+    run(TRAIN)
+    with pytest.raises(BadInputError, match="the label rich has 'never', 'perhaps', which are no classes") as error:
+        run(
+            'SELECT age, "home town", rich FROM people UNION ALL '
+            f"SELECT 1, 't1', 'perhaps' UNION ALL SELECT 1, 't1', 'never' {clause}"
+        )
+    assert "it predicts 'no', 'yes'" in str(error.value.hint)
+    assert "line 1, column 1" in str(error.value.where)
+    assert jobs.verbs == ["run"]
+
+
+def test_only_for_a_table_that_exists_replace_is_offered(jobs: FakeJobs) -> None:
+    run(TRAIN)
+    with pytest.raises(BadInputError, match='unknown database "nowhere"') as error:
+        run("SELECT * FROM people TO PREDICT nowhere.a.rich USING m")
+    assert "--replace" not in str(error.value.hint)
+
+
 def test_statements_that_need_a_database_say_so(jobs: FakeJobs) -> None:
     assert isinstance(run("SHOW MODELS", database=None), ModelsResult)
     with pytest.raises(BadInputError) as error:
