@@ -27,8 +27,8 @@ ONCE_MORE ?= --reruns 1 -rR
 EDL_TEST_THIRD ?= $(shell expr $${GITHUB_RUN_NUMBER:-$$(git rev-list --count HEAD 2>/dev/null || echo 0)} % 3)
 
 .PHONY: help setup demo test test-all check static lint types layers together unit native native-test sanitizers \
-  sanitizers-once charts jobs faults faults-all third left-out chaos dist dist-test images e2e e2e-all bench proto generate \
-  reference chart-schema chart-docs kustomize docs recording schema constraints clean
+  sanitizers-once sanitizers-beside charts jobs faults faults-all third left-out chaos dist dist-test images e2e e2e-all \
+  bench proto generate reference chart-schema chart-docs kustomize docs recording schema constraints clean
 
 help: ## print every target
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## (.*)/  \1\t\2/' | expand -t 16
@@ -57,11 +57,13 @@ demo: native ## train MNIST-format digits on this machine while a worker is kill
 test: check ## what CI runs: format, lint, types, layers, tests
 test-all: export EDL_TEST_THOROUGH = 1
 test-all: check faults-all sanitizers dist-test ## the same with all examples, every fault, sanitizers at length, the wheel in an empty environment
-check: static together sanitizers-once
+# The tests leave a core idle at times, in which native code is compiled for the sanitizers.
+check: static
+	@$(MAKE) --no-print-directory --jobs 2 together sanitizers-beside
 
-# One after the other they would leave a core idle.
+# One after the other they would leave a core idle. The longest begin.
 static: $(STAMP) ## lint, layers, types and charts, two at a time
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=line lint layers types charts
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=line charts types layers lint
 
 lint: $(STAMP) ## formatting and lint (ruff)
 	$(BIN)/ruff format --check .
@@ -91,9 +93,9 @@ native: $(RUNTIME) ## compile native code into the package, where there is a C++
 	  NINJA_STATUS='[%f/%t, %e s] ' $(BIN)/ninja -C build/extensions; fi
 
 # A job that starts or ends leaves a core idle, and so do the last files of a run. All in one run, with the jobs spread over
-# it, use both; and what all need is imported once.
+# it, use both; and what all need is imported once. `make charts` has all of platform/tests/install.
 together: $(STAMP) native ## unit tests, those of native code, jobs and faults in one run, as make test has them
-	$(BIN)/pytest -q -n 4 --dist loadfile --no-loadscope-reorder -m "not install and not thorough and not repetition" $(ONCE_MORE)
+	$(BIN)/pytest -q -n 4 --dist loadfile --no-loadscope-reorder --ignore platform/tests/install -m "not install and not thorough and not repetition" platform/tests $(ONCE_MORE)
 
 native-test: $(STAMP) native ## its tests on every instruction set of this processor, and the table under sanitizers
 	$(BIN)/pytest -q -n 2 -m native platform/tests/numerics platform/tests/collective $(ONCE_MORE)
@@ -102,11 +104,15 @@ native-test: $(STAMP) native ## its tests on every instruction set of this proce
 sanitizers-once: $(STAMP) native ## the table and reductions without Python under sanitizers, with one seed
 	$(SANITIZERS)
 
+# Beside the tests: one compiler at a time, with the processor time that they leave. What it printed comes at its end.
+sanitizers-beside: $(STAMP) native
+	@CMAKE_BUILD_PARALLEL_LEVEL=1 nice -n 19 $(SANITIZERS) >build/sanitizers.log 2>&1 && cat build/sanitizers.log || { cat build/sanitizers.log; exit 1; }
+
 sanitizers: $(STAMP) native ## the same tests under sanitizers, at length; writes platform/tests/numerics/native/sanitizers.json
 	$(SANITIZERS) --full
 
 charts: $(STAMP) ## charts, Kustomize and docs: lint, suites, schemas, drift (wants helm, helm-unittest, helm-docs, kubectl)
-	$(BIN)/pytest -q -rs -m install platform/tests/install
+	$(BIN)/pytest -q -rs -m "install or not (thorough or repetition)" platform/tests/install
 
 # Of a job that starts or ends, a core is idle at times: three at once.
 jobs: $(STAMP) native ## whole jobs on real processes: every feature that a user sees

@@ -16,6 +16,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from support.examples import examples
 
+from edl.keras.tensorflow_import import import_tensorflow
+
 # A busy machine is no failure: how long things take is for benchmarks. Property tests that name no number try as many
 # as Hypothesis' own default is, or a quarter.
 settings.register_profile(
@@ -59,6 +61,8 @@ def import_share(config: pytest.Config) -> None:
     folder = Path(__file__).parent
     roots = [Path(config.invocation_params.dir, argument.partition("::")[0]) for argument in config.args]
     modules = sorted({path.resolve() for root in roots for path in root.rglob("test_*.py")})
+    if folder in map(Path.resolve, roots):
+        import_tensorflow()  # without scikit-learn, which Keras would import
     names = [".".join(path.relative_to(folder).with_suffix("").parts) for path in modules if folder in path.parents]
     for name in names[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
         with suppress(Exception, pytest.skip.Exception):  # pytest imports it again, and reports what that raises
@@ -85,10 +89,17 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """A marked test in another folder would never run. Property tests are marked: they try more in `make third`."""
     if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
         item.add_marker("examples")
-    mark_further_case(item)
-    for mark, folders in HOMES.items():
-        if item.get_closest_marker(mark) and not set(folders) & set(item.path.parts):
-            raise pytest.UsageError(f"{item.nodeid} is marked {mark}: it belongs into platform/tests/{folders[0]}")
+    marks = marks_of(item)
+    if "first_cases" in marks:
+        mark_further_case(item)
+    for mark in HOMES.keys() & marks:
+        if not set(HOMES[mark]) & set(item.path.parts):
+            raise pytest.UsageError(f"{item.nodeid} is marked {mark}: it belongs into platform/tests/{HOMES[mark][0]}")
+
+
+def marks_of(item: pytest.Item) -> set[str]:
+    """The names of all marks. To ask a test for one mark after the other took a tenth of the time to collect all."""
+    return {mark.name for mark in item.iter_markers()}
 
 
 CASES_SEEN: Counter[str] = Counter()
@@ -108,8 +119,8 @@ def third_of(test: str) -> int:
     return zlib.crc32(test.partition("[")[0].encode()) % 3
 
 
-LEFT_OUT = ("repetition", "thorough", "install")
-PROCESSES = ("jobs", "faults")
+LEFT_OUT = {"repetition", "thorough", "install"}
+PROCESSES = {"jobs", "faults"}
 
 
 def in_turn(items: list[pytest.Item]) -> list[pytest.Item]:
@@ -118,24 +129,29 @@ def in_turn(items: list[pytest.Item]) -> list[pytest.Item]:
     Long files begin, because one that began late would run alone at the end.
     """
     files: dict[Path, list[pytest.Item]] = defaultdict(list)
+    weights: Counter[Path] = Counter()
+    waiting: set[Path] = set()
     for item in items:
+        marks = marks_of(item)
         files[item.path].append(item)
+        weights[item.path] += weight(marks)
+        if PROCESSES & marks:
+            waiting.add(item.path)
     shares: list[tuple[float, list[pytest.Item]]] = []
-    for waits in (True, False):
-        group = [file for file in files.values() if waits == any(map(file[0].get_closest_marker, PROCESSES))]
-        group.sort(key=lambda file: sum(map(weight, file)), reverse=True)
-        total, before = sum(sum(map(weight, file)) for file in group) or 1, 0
-        for file in group:
-            shares.append((before / total, file))
-            before += sum(map(weight, file))
+    # Jobs are over before the others: one that ran alone at the end would leave a core idle.
+    for group, end in ((waiting, 0.8), (files.keys() - waiting, 1.0)):
+        total, before = sum(weights[path] for path in group) or 1, 0
+        for path in sorted(group, key=lambda path: (-weights[path], path)):
+            shares.append((end * before / total, files[path]))
+            before += weights[path]
     return [item for _, file in sorted(shares, key=itemgetter(0)) for item in file]
 
 
-def weight(item: pytest.Item) -> int:
+def weight(marks: set[str]) -> int:
     """About how long a test takes beside others: to trace a model takes as long as some other tests."""
-    if any(map(item.get_closest_marker, LEFT_OUT)):
+    if LEFT_OUT & marks:
         return 0
-    return 5 if item.get_closest_marker("tensorflow") else 1
+    return 5 if "tensorflow" in marks else 1
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -25,7 +25,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
-from support.reader_contract import FEW_RECORDS, RECORDS, ReaderCase, ReaderContract
+from support.reader_contract import FEW_RECORDS, RECORDS, ReaderCase, ReaderContract, WriteOnce
 from support.tfrecords import write_tfrecord
 
 from edl.api.errors import BadInputError
@@ -249,13 +249,16 @@ class TestParquet(ReaderContract):
 
 class TestImages(ReaderContract):
     @pytest.fixture
-    def local_case(self, tmp_path: Path) -> ReaderCase:
+    def local_case(self, write_once: WriteOnce) -> ReaderCase:
+        return write_once("images", self.write_images)
+
+    def write_images(self, place: Path) -> ReaderCase:
         def write(name: str, numbers: range) -> Path:
             for number in numbers:
-                folder = tmp_path / name / ("cat" if number < 400 else "dog")
+                folder = place / name / ("cat" if number < 400 else "dog")
                 folder.mkdir(parents=True, exist_ok=True)
                 (folder / f"{number:04}.png").write_bytes(tiny_png(b"%d" % number))
-            return tmp_path / name
+            return place / name
 
         paths = [write("a", FIRST), write("b", SECOND)]
 
@@ -289,15 +292,18 @@ def write_coco(folder: Path, numbers: range, file: Path, **changed: Any) -> Path
 
 class TestCoco(ReaderContract):
     @pytest.fixture(params=["beside", "inside", "beside, with an index"])
-    def local_case(self, tmp_path: Path, request: pytest.FixtureRequest) -> ReaderCase:
+    def local_case(self, write_once: WriteOnce, request: pytest.FixtureRequest) -> ReaderCase:
+        return write_once(request.param, lambda place: self.write_annotated(place, request.param))
+
+    def write_annotated(self, place: Path, where: str) -> ReaderCase:
         options: dict[str, object] = {}
-        if request.param != "inside":
+        if where != "inside":
             options = {"annotations": "annotations/instances_{name}.json"}
 
         def write(name: str, numbers: range) -> Path:
-            inside = tmp_path / name / "_annotations.coco.json"
+            inside = place / name / "_annotations.coco.json"
             return write_coco(
-                tmp_path / name, numbers, tmp_path / f"annotations/instances_{name}.json" if options else inside
+                place / name, numbers, place / f"annotations/instances_{name}.json" if options else inside
             )
 
         paths = [write("a", FIRST), write("b", SECOND)]
@@ -309,7 +315,7 @@ class TestCoco(ReaderContract):
             assert record["labels"].tolist() == record["crowd"].tolist() == list(range(number % 3))
             return number
 
-        if "index" in request.param:
+        if "index" in where:
             options["index"] = "file"
         return ReaderCase(paths, options, key, lambda: write("a", OTHER) and None)
 
@@ -357,7 +363,10 @@ def write_tar(path: Path, members: Iterable[tuple[str, bytes]]) -> Path:
 
 class TestWebDataset(ReaderContract):
     @pytest.fixture(params=["memory", "file"])
-    def local_case(self, tmp_path: Path, request: pytest.FixtureRequest) -> ReaderCase:
+    def local_case(self, write_once: WriteOnce, request: pytest.FixtureRequest) -> ReaderCase:
+        return write_once(request.param, lambda place: self.write_samples(place, request.param))
+
+    def write_samples(self, place: Path, index: str) -> ReaderCase:
         def write(name: str, numbers: range) -> Path:
             members = [
                 (f"{'long/' * 40}{number}.{extension}", content)
@@ -365,7 +374,7 @@ class TestWebDataset(ReaderContract):
                 for extension, content in (("PNG", b"%d" % number * 200), ("seg.txt", b""), ("cls", b"%d" % number))
             ]
             # Members that belong to no sample.
-            return write_tar(tmp_path / name, [("README", b"x"), *members, ("./.hidden.cls", b"x")])
+            return write_tar(place / name, [("README", b"x"), *members, ("./.hidden.cls", b"x")])
 
         paths = [write("a.tar", FIRST), write("b.tar", SECOND)]
 
@@ -379,7 +388,7 @@ class TestWebDataset(ReaderContract):
             }
             return number
 
-        return ReaderCase(paths, {"index": request.param}, key, lambda: write("a.tar", range(RECORDS + 30)) and None)
+        return ReaderCase(paths, {"index": index}, key, lambda: write("a.tar", range(RECORDS + 30)) and None)
 
 
 def save_arrow(path: Path, table: pa.Table, batch_rows: int = 150, *, has_footer: bool = False) -> Path:

@@ -55,8 +55,9 @@ class OverHttp:
         options = {**local_case.options}
         if request.param == "folder" or "cache" in options:
             options["cache"] = str(tmp_path / "cache")
-        with serve_folder(tmp_path) as (address, _):
-            urls = [f"{address}/{Path(path).relative_to(tmp_path)}" for path in local_case.paths]
+        folder = Path(local_case.paths[0]).parent
+        with serve_folder(folder) as (address, _):
+            urls = [f"{address}/{Path(path).relative_to(folder)}" for path in local_case.paths]
             yield replace(local_case, paths=urls, options=options)
 
 
@@ -146,11 +147,12 @@ def forget_file_systems() -> None:
 
 class OverS3:
     @pytest.fixture
-    def case(self, local_case: ReaderCase, tmp_path: Path, s3: S3Bucket) -> ReaderCase:
-        return move_to_bucket(local_case, tmp_path, s3)
+    def case(self, local_case: ReaderCase, s3: S3Bucket) -> ReaderCase:
+        return move_to_bucket(local_case, s3)
 
 
-def move_to_bucket(case: ReaderCase, folder: Path, bucket: S3Bucket) -> ReaderCase:
+def move_to_bucket(case: ReaderCase, bucket: S3Bucket) -> ReaderCase:
+    folder = Path(case.paths[0]).parent
     known: set[str] = set()
     prefix = uuid.uuid4().hex
 
@@ -183,8 +185,8 @@ class TestArrowInS3(OverS3, formats.TestArrow):
 
 class TestParquetInGcs(formats.TestParquet):
     @pytest.fixture
-    def case(self, local_case: ReaderCase, tmp_path: Path, gcs: S3Bucket) -> ReaderCase:
-        return move_to_bucket(local_case, tmp_path, gcs)
+    def case(self, local_case: ReaderCase, gcs: S3Bucket) -> ReaderCase:
+        return move_to_bucket(local_case, gcs)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +47,33 @@ class ReaderCase:
         return open_reader([str(path) for path in self.paths], self.options, text_types=self.text_types)
 
 
+WriteOnce = Callable[[str, Callable[[Path], ReaderCase]], ReaderCase]
+
+
 class ReaderContract:
     """Derive a class, and define a fixture ``local_case``. Another class may move the files elsewhere with ``case``."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def write_once(cls, tmp_path_factory: pytest.TempPathFactory) -> WriteOnce:
+        """Gives the case of a name, whose files tests share until one of them writes them again.
+
+        For formats of which a data set takes long to write, such as a file for each record.
+        """
+        cases: dict[str, ReaderCase] = {}
+
+        def take(name: str, write: Callable[[Path], ReaderCase]) -> ReaderCase:
+            if name not in cases:
+                case = write(tmp_path_factory.mktemp("data"))
+
+                def rewrite() -> None:
+                    cases.pop(name, None)
+                    case.rewrite()
+
+                cases[name] = replace(case, rewrite=rewrite)
+            return cases[name]
+
+        return take
 
     @pytest.fixture
     def local_case(self, tmp_path: Path) -> ReaderCase:

@@ -16,7 +16,7 @@ def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_tensorflow_comes_without_scikit_learn_and_a_model_may_import_it() -> None:
+def test_tensorflow_comes_without_scikit_learn_and_ipython_and_a_model_may_import_them() -> None:
     done = python(
         """
         import sys
@@ -24,7 +24,9 @@ def test_tensorflow_comes_without_scikit_learn_and_a_model_may_import_it() -> No
         tensorflow = import_tensorflow()
         import keras
         assert tensorflow.keras.Model is keras.Model
-        assert not {"sklearn", "scipy.stats"} & sys.modules.keys()
+        assert not {"sklearn", "scipy.stats", "IPython"} & sys.modules.keys()
+        import IPython
+        assert IPython.get_ipython() is None
         from sklearn.datasets import load_iris
         assert len(load_iris().data) == 150
         """
