@@ -474,7 +474,7 @@ def _reading(file: Path) -> Iterator[None]:
         if error.errno is not None:
             raise read_error(file, error) from error
         raise _content_error(file, error) from error
-    except (pa.ArrowException, EOFError, lzma.LZMAError) as error:
+    except (pa.ArrowException, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:  # the last one: of a name
         raise _content_error(file, error) from error
 
 

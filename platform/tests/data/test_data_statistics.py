@@ -381,6 +381,13 @@ def test_what_is_no_table_is_named(tmp_path: Path, files: dict[str, str], named:
         scan_table(tmp_path, {}, 2)
 
 
+def test_a_name_that_is_no_text_is_an_error_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"x": 1}\n{"\xf8": 1}\n')
+    with pytest.raises(BadInputError, match="cannot be read") as error:
+        scan_table(tmp_path / "a.jsonl", {}, 1)
+    assert error.value.where == str(tmp_path / "a.jsonl")
+
+
 def test_columns_that_do_not_exist_are_named(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="no column y"):
         scan_table(write_table(tmp_path, "parquet"), {"columns": ["y"]}, 1)
