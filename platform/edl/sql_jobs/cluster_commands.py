@@ -154,8 +154,8 @@ def _prepare_folder(
         take_probabilities(statement, model)
     else:
         refuse_attributes(statement.attributes)
-    if statement.into is not None and not request.replaces:
-        check_target(request.database, statement.into)
+    if statement.into is not None:
+        check_target(request.database, statement.into, replaces=request.replaces)
     rows = _extract(request, statement, folder)
     if isinstance(statement, PredictStatement):
         prepare_predict(statement, model, rows, folder)

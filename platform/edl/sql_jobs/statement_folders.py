@@ -51,7 +51,7 @@ from edl.sql_jobs.statements import (
     TableName,
     TrainStatement,
 )
-from edl.sql_jobs.table_writer import TableExistsError, check_new_table, write_table
+from edl.sql_jobs.table_writer import TableExistsError, check_table, write_table
 from edl.sql_jobs.user_module import COLUMNS_MODULE, find_user_module
 from edl.sql_jobs.wanted_schema import check_schema
 
@@ -428,14 +428,15 @@ def metrics_table(metrics: Mapping[str, float]) -> list[Any]:
     return batches
 
 
-def check_target(database: str, table: TableName) -> None:
-    """Refuse a table that exists, before hours of work and not after them.
+def check_target(database: str, table: TableName, *, replaces: bool) -> None:
+    """Refuse a table that exists or cannot be written, before hours of work and not after them.
 
     Raises:
-        BadInputError: it exists; names its place in the statement.
+        BadInputError: see above; names its place in the statement.
+        RetryableError: the database is not reachable, or another program has locked it.
     """
     with _at_table(table):
-        check_new_table(database, table.parts)
+        check_table(database, table.parts, replace=replaces)
 
 
 def write_result(database: str, table: TableName, batches: Iterable[Any], *, replaces: bool) -> None:

@@ -409,9 +409,9 @@ class StatementRunner:
         )
 
     def _check_target(self, table: TableName | None) -> None:
-        """Refuse a table that exists before a job computes its rows. The writer checks again."""
-        if table is not None and not self.replaces:
-            check_target(self._need_database(), table)
+        """Refuse a table that exists or cannot be written before a job computes its rows. The writer checks again."""
+        if table is not None:
+            check_target(self._need_database(), table, replaces=self.replaces)
 
     def _write(self, table: TableName, batches: Iterable[Any]) -> None:
         write_result(self._need_database(), table, batches, replaces=self.replaces)

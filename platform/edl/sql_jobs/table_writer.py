@@ -57,14 +57,14 @@ def write_table(
     return writer.rows
 
 
-def check_new_table(database: str, table: tuple[str, ...]) -> None:
-    """Refuse the name of a table that exists, before there are rows to write.
+def check_table(database: str, table: tuple[str, ...], *, replace: bool) -> None:
+    """Refuse a table that could not be written, before there are rows to write. What is tried is undone.
 
     Raises:
-        BadInputError: it exists, or is no name of a table.
-        RetryableError: the database is not reachable.
+        BadInputError: it exists, and is not to be replaced; is no name of a table; or there is no right to create it.
+        RetryableError: the database is not reachable, or another program has locked it.
     """
-    TableWriter(database, table, pa.schema([("any", pa.int64())])).check_new()
+    TableWriter(database, table, pa.schema([("any", pa.int64())]), replace=replace).check()
 
 
 def count_rows(database: str, table: tuple[str, ...]) -> int | None:
@@ -151,22 +151,15 @@ class TableWriter:
             raise
         self._stack.close()
 
-    def check_new(self) -> None:
-        """Refuse a table that exists, and write nothing.
+    def check(self) -> None:
+        """Begin to write, and undo it.
 
         Raises:
-            BadInputError: it exists.
-            RetryableError: the database is not reachable.
+            BadInputError: see the class.
+            RetryableError: see the class.
         """
-        import sqlalchemy as sa
-
-        try:
-            with self._translated(), self._database.engine.connect() as connection:
-                exists = sa.inspect(connection).has_table(self._table_name, schema=self._schema_name)
-        finally:
-            # DuckDB reads a file through no connection while another one may write it.
-            self._database.engine.dispose()
-        self._refuse_existing(exists)
+        self.__enter__()
+        self._abort()
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Append rows.

@@ -347,6 +347,7 @@ def test_only_for_a_table_that_exists_replace_is_offered(jobs: FakeJobs) -> None
     with pytest.raises(BadInputError, match='unknown database "nowhere"') as error:
         run("SELECT * FROM people TO PREDICT nowhere.a.rich USING m")
     assert "--replace" not in str(error.value.hint)
+    assert jobs.verbs == ["run"]
 
 
 def test_statements_that_need_a_database_say_so(jobs: FakeJobs) -> None:

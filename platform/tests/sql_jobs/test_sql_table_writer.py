@@ -19,7 +19,7 @@ from support.databases import MariaDbServer, PostgresServer
 from edl.api.errors import BadInputError, EdlError, RetryableError
 from edl.data import database as database_connections
 from edl.sql_jobs import table_writer
-from edl.sql_jobs.table_writer import TableWriter, check_new_table, count_rows, write_table
+from edl.sql_jobs.table_writer import TableWriter, check_table, count_rows, write_table
 
 pytest.importorskip("sqlalchemy")
 
@@ -287,6 +287,9 @@ class TestServers:
         monkeypatch.setenv("EDL_DATABASE_USER", "reader")
         monkeypatch.setenv("EDL_DATABASE_PASSWORD", "x")
         for table, options in (("q", {}), ("p", {"replace": True}), ("p", {"append": True})):
+            if table == "q":
+                with pytest.raises(BadInputError, match="there is no right to write"):
+                    check_table(server.address, (table,), replace=False)
             with pytest.raises(BadInputError, match="there is no right to write") as refused:
                 write_table(server.address, (table,), batches_of(2), **{"replace": False, **options})
             assert "denied" in refused.value.message or "must be owner" in refused.value.message
@@ -365,6 +368,8 @@ def test_a_file_that_may_only_be_read_is_told_so() -> None:
         Path(folder).chmod(0o755)
         (Path(folder) / "shop.db").chmod(0o444)
         with unprivileged(), pytest.raises(BadInputError, match="there is no right to write"):
+            check_table(database.address, ("p",), replace=False)
+        with unprivileged(), pytest.raises(BadInputError, match="there is no right to write"):
             write_table(database.address, ("p",), batches_of(1), replace=False)
 
 
@@ -387,6 +392,8 @@ def test_a_table_is_looked_for_before_its_rows_are_there(kind: str, tmp_path: Pa
     database = sqlite_database(tmp_path) if kind == "sqlite" else duckdb_database(tmp_path)
     database.execute("CREATE TABLE t (a INTEGER)")
     with pytest.raises(BadInputError, match="there is such a table"):
-        check_new_table(database.address, ("t",))
-    check_new_table(database.address, ("another",))
+        check_table(database.address, ("t",), replace=False)
+    check_table(database.address, ("another",), replace=False)
+    check_table(database.address, ("t",), replace=True)
     assert database.tables() == ["t"]
+    assert database.execute("SELECT count(*) FROM t") == [(0,)]
