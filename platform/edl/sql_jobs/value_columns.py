@@ -139,7 +139,7 @@ def unreadable_error(name: str, wanted: pa.DataType, value: object, row: int) ->
     return BadInputError(
         f"column {name} has {_shorten(value)} in row {row}, which is not {_KIND_NAMES.get(wanted, wanted)} here",
         where="the query",
-        hint="make it NULL with CASE, or leave the rows out with WHERE",
+        hint="convert it with CAST, make it NULL with CASE, or leave the rows out with WHERE",
     )
 
 
