@@ -14,7 +14,7 @@ from support.job_process import JobProcess, edl
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(600), pytest.mark.tensorflow]
 
-STEPS = 2500
+STEPS = 1600
 ALL_REDUCE = ("--set", "strategy.name=AllReduce")
 
 
@@ -37,13 +37,13 @@ def test_parameter_servers_and_all_reduce_continue_each_others_checkpoints(tmp_p
         expected = checkpoint_arrays(newest_cut(run.run_dir))
     job = make_job(tmp_path / "changed")
     with job.run() as run:
-        first = stop_at(run, 300)
+        first = stop_at(run, 150)
     with job.run("--resume", *ALL_REDUCE) as run:
         started = run.wait_event("run_started")
         assert any("AllReduce" in line and "checkpoint" in line for line in started["changes"])
         status = run.wait_step(first["step"] + 1)
         assert status["records_done"] > first["records_done"]
-        second = stop_at(run, first["step"] + 300)
+        second = stop_at(run, first["step"] + 150)
         assert run.pids("ps") == {}
         inspected = edl("checkpoint", "inspect", str(newest_cut(run.run_dir)), "--json", cwd=tmp_path)
         assert inspected.returncode == 0, inspected.stderr

@@ -11,7 +11,7 @@ from support.signed_job import MINIBATCH, SignedJob, dense
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow, pytest.mark.filterwarnings(QUIET)]
 
-RECORDS = 9600
+RECORDS = 6400
 
 
 @pytest.mark.parametrize("ps", [pytest.param(1, marks=pytest.mark.repetition), 2])
