@@ -159,7 +159,7 @@ def sql(
         raise BadInputError("are missing", where="the statements", hint='write edl sql "SHOW MODELS", or - or a file')
     parsed = parse_with_texts(_read_statements(statements), dialect)
     if not parsed:
-        raise BadInputError("has no statement", where=statements if statements.endswith(".sql") else "the text")
+        raise BadInputError("has no statement", where=statements if statements.lower().endswith(".sql") else "the text")
     _check_export(export, [statement for statement, _ in parsed])
     if code := run(parsed):
         raise typer.Exit(code)
@@ -172,9 +172,9 @@ def _is_terminal() -> bool:
 def _read_statements(given: str) -> str:
     if given == "-":
         return sys.stdin.read()
-    if given.endswith(".sql") and "\n" not in given:
+    if given.lower().endswith(".sql") and "\n" not in given:
         try:
-            return Path(given).read_text(encoding="utf-8")
+            return Path(given).read_text(encoding="utf-8-sig")  # editors of Windows write a mark in front
         except (OSError, UnicodeDecodeError) as error:
             raise BadInputError(f"cannot be read: {error}", where=given) from error
     return given

@@ -52,8 +52,9 @@ def test_statements_come_from_an_argument_a_file_and_standard_input(
     sql(capsys, "--demo")
     statements = "SELECT 1 AS a; -- one\nSELECT 'x;y' AS b"
     (folder / "two.sql").write_text(statements, encoding="utf-8")
+    (folder / "WINDOWS.SQL").write_text(statements.replace("\n", "\r\n"), encoding="utf-8-sig", newline="")
     monkeypatch.setattr("sys.stdin", io.StringIO(statements))
-    for given in (statements, "two.sql", "-"):
+    for given in (statements, "two.sql", "WINDOWS.SQL", "-"):
         code, said = sql(capsys, "--database", "sqlite:///edl-demo.db", given)
         assert (code, said) == (0, "a\n1\nb\nx;y\n")
 
