@@ -433,9 +433,14 @@ def _write_npz(path: Path, tables: Iterator[Any], schema: Any) -> None:
             flat = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
             arrays[field.name] = flat.reshape(len(column), field.type.list_size)
         elif pa.types.is_string(field.type) or pa.types.is_binary(field.type):
-            arrays[field.name] = np.array(
-                [value.encode() if isinstance(value, str) else bytes(value) for value in column.to_pylist()]
-            )
+            texts = [value.encode() if isinstance(value, str) else bytes(value) for value in column.to_pylist()]
+            if any(text.endswith(b"\0") for text in texts):
+                raise BadInputError(
+                    f"column '{field.name}' has bytes that end with zero, which an array of NumPy does not keep",
+                    where=f"column {field.name}",
+                    hint="write parquet, recordio or tfrecord, or leave the column out with --columns",
+                )
+            arrays[field.name] = np.array(texts)
         else:
             arrays[field.name] = column.to_numpy()
     with path.open("wb") as stream:

@@ -309,4 +309,6 @@ def _plain(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _describe_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
-    return ", ".join(f"{name or 'an array'}: {array.dtype.name} {array.shape[1:]}" for name, array in arrays.items())
+    # The longest text of a file says how wide its items are.
+    types = {name: "text" if array.dtype.kind in "SU" else array.dtype.name for name, array in arrays.items()}
+    return ", ".join(f"{name or 'an array'}: {types[name]} {array.shape[1:]}" for name, array in arrays.items())

@@ -63,7 +63,7 @@ def _fill_feature(feature: Any, name: str, value: FeatureValue) -> None:
         kinds = set(map(type, values))
         # Integers first: every int would also pass as a float. An empty list becomes int64.
         if all(issubclass(kind, int) for kind in kinds):
-            feature.int64_list.value.extend(values)
+            feature.int64_list.value.extend(map(int, values))  # protobuf refuses booleans
         elif all(issubclass(kind, int | float) for kind in kinds):
             feature.float_list.value.extend(values)
         else:

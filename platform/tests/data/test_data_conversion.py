@@ -104,6 +104,32 @@ def test_lists_and_vectors_are_kept(tmp_path: Path) -> None:
         np.testing.assert_array_equal(arrays["x"], np.arange(12.0).reshape(6, 2))
 
 
+@pytest.mark.parametrize("target", ["recordio", "tfrecord"])
+def test_booleans_become_whole_numbers_of_an_example(tmp_path: Path, target: str) -> None:
+    pq.write_table(pa.table({"yes": [True, False], "all": [[True], [False, True]]}), tmp_path / "a.parquet")
+    run([str(tmp_path / "a.parquet")], tmp_path / "out", target)
+    reader = open_reader(str(tmp_path / "out"))
+    (source,) = reader.sources()
+    rows = [parse_example(bytes(record)) for record in reader.read(source.name, 0, 2)]
+    assert rows == [{"all": 1, "yes": 1}, {"all": [0, 1], "yes": 0}]
+
+
+def test_files_of_arrays_whose_texts_are_of_other_lengths_are_one_data_set(tmp_path: Path) -> None:
+    words = ["a", "bb", "cccc"]
+    pq.write_table(pa.table({"word": words}), tmp_path / "a.parquet")
+    run([str(tmp_path / "a.parquet")], tmp_path / "out", "npz", records_per_file=1)
+    reader = open_reader(tmp_path / "out")
+    found = [bytes(row["word"]).decode() for source in reader.sources() for row in reader.read(source.name, 0, 1)]
+    assert found == words
+
+
+def test_bytes_that_numpy_would_cut_are_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"code": [b"a\0", b"b"]}), tmp_path / "a.parquet")
+    with pytest.raises(BadInputError, match="column 'code' has bytes that end with zero"):
+        run([str(tmp_path / "a.parquet")], tmp_path / "out", "npz")
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_empty_cell_stays_missing_and_is_refused_where_none_can_be(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("n,t\n1,a\n,b\n")
     run([str(tmp_path / "a.csv")], tmp_path / "out", "parquet")
