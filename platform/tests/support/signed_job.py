@@ -144,7 +144,7 @@ class SignedJob:
         model = keras.Model(inputs, keras.layers.Dense(1, name="out")(hidden))
         for weight in model.weights:
             weight.assign(start[weight.path])
-        model.compile(keras.optimizers.Adam(RisingRate()), loss="mse")
+        model.compile(keras.optimizers.Adam(RisingRate()), loss="mse", jit_compile=False)  # XLA compiles each size anew
         for records in updates.values():
             model.train_on_batch(self.x[records], self.y[records])
         return {weight.path: np.asarray(weight) for weight in model.weights}
