@@ -306,7 +306,10 @@ def _write_predictions(
         writer: Any = None
         try:
             wanted = take_probabilities(statement, model)
-            for batch in with_predictions(files, outputs, model, statement.column, probabilities=wanted):
+            ignores_case = dialect_of(request.database) != "postgres"
+            for batch in with_predictions(
+                files, outputs, model, statement.column, probabilities=wanted, ignores_case=ignores_case
+            ):
                 writer = writer or pq.ParquetWriter(temporary, batch.schema, compression="zstd")
                 writer.write_batch(batch)
         finally:

@@ -402,6 +402,7 @@ def with_predictions(
     column: str,
     *,
     probabilities: bool = False,
+    ignores_case: bool = True,
 ) -> Iterator[Any]:
     """The rows of a query with a column of predictions, in place of one of this name.
 
@@ -411,14 +412,20 @@ def with_predictions(
         model: that predicted.
         column: gets the class, or the number.
         probabilities: a column for each class has its probability.
+        ignores_case: the database takes names for the same that differ only in capital letters.
     """
+
+    def fold(name: str) -> str:
+        return name.lower() if ignores_case else name
+
     for file in files:
         for batch in pq.ParquetFile(file).iter_batches():
             given = outputs(batch.num_rows)
             columns = {column: predicted_values(given, model)}
             if probabilities:
                 columns |= {f"{column}_{name}": values for name, values in class_probabilities(given, model)}
-            kept = {name: batch.column(name) for name in batch.schema.names if name not in columns} | columns
+            replaced = {fold(name) for name in columns}
+            kept = {name: batch.column(name) for name in batch.schema.names if fold(name) not in replaced} | columns
             yield pa.RecordBatch.from_arrays(list(kept.values()), list(kept))
 
 

@@ -354,7 +354,14 @@ class StatementRunner:
             prepare_predict(statement, model, rows, folder)
             self._run_prediction(folder, model)
             outputs = read_predictions(folder / "predictions")
-            batches = with_predictions(rows.files, outputs, model, statement.column, probabilities=probabilities)
+            batches = with_predictions(
+                rows.files,
+                outputs,
+                model,
+                statement.column,
+                probabilities=probabilities,
+                ignores_case=dialect_of(self.database) != "postgres",
+            )
             self._write(statement.into, map(self._pass_on, batches))
         return PredictResult(model, statement.into, statement.column, rows.rows)
 

@@ -180,6 +180,14 @@ def test_a_column_of_the_predictions_name_is_replaced(jobs: FakeJobs) -> None:
     assert rows.names == ("age", "home town", "one", "void", "rich")
 
 
+def test_a_column_in_other_letters_is_replaced_where_the_database_makes_no_difference(jobs: FakeJobs) -> None:
+    run(TRAIN)
+    run('SELECT age, "home town", rich FROM people TO PREDICT guessed.RICH USING m')
+    rows = run("SELECT * FROM guessed LIMIT 1")
+    assert isinstance(rows, RowsResult)
+    assert rows.names == ("age", "home town", "RICH")
+
+
 def test_a_table_that_exists_is_refused_before_the_job_or_replaced(jobs: FakeJobs) -> None:
     run(TRAIN)
     predict = "SELECT * FROM people TO PREDICT people.rich USING m"
