@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
+from zlib import crc32
 
 from edl.api.errors import BadInputError, EdlError, RetryableError
 from edl.core.strict_json import decode_json_file
@@ -165,13 +166,37 @@ def load_saved_index(file: Path, kind: Mapping[str, object], version: FileVersio
         path = index_path(file)
         if path is None:
             return None
-        saved: Mapping[str, Any] = decode_json_file(path.read_bytes())
+        saved: Mapping[str, Any] = decode_index(path.read_bytes())
         return saved if {name: saved[name] for name in wanted} == wanted else None
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         log_unusable_index(file, error)
         return None
+
+
+_CHECKSUM_MARK = b',"crc32":'
+"""Begins the last field of a saved index: the checksum of all before it. A digit that was damaged would name other
+records, or make the data file look as if it had changed."""
+
+
+def encode_index(document: Mapping[str, object]) -> bytes:
+    """A saved index as bytes: JSON that ends with a checksum."""
+    body = json.dumps(document, separators=(",", ":")).encode("ascii")[:-1]
+    return b"%b%b%d}" % (body, _CHECKSUM_MARK, crc32(body))
+
+
+def decode_index(content: bytes) -> Mapping[str, Any]:
+    """A saved index of bytes.
+
+    Raises:
+        ValueError: they are damaged, or of an earlier version.
+    """
+    body, _, rest = content.rpartition(_CHECKSUM_MARK)
+    if rest != b"%d}" % crc32(body):
+        raise ValueError("its checksum is wrong or missing")
+    found: Mapping[str, Any] = decode_json_file(body + b"}")
+    return found
 
 
 def log_unusable_index(file: Path, error: Exception) -> None:
@@ -188,7 +213,7 @@ def save_index(file: Path, kind: Mapping[str, object], version: FileVersion, con
     temporary = temporary_path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(document, separators=(",", ":")), encoding="ascii")
+        temporary.write_bytes(encode_index(document))
         temporary.replace(path)  # atomic: several processes may write the index at once
     except OSError as error:
         _log.info("the index of %s is kept in memory only: %s", file, error)

@@ -32,6 +32,7 @@ from edl.api.errors import BadInputError
 from edl.api.job_spec import DataSpec
 from edl.data.block_file import FramingError
 from edl.data.coco_masks import unpack_runs
+from edl.data.data_files import decode_index, encode_index
 from edl.data.image_content import find_image_fault
 from edl.data.reader import CorruptRange
 from edl.data.reader_factory import check_reader_options, open_reader, shuffled_order
@@ -543,8 +544,30 @@ def test_a_saved_index_that_cannot_be_true_is_made_anew(tmp_path: Path, changed:
     path = write_tfrecord(tmp_path / "a.tfrecord", [b"%04d" % number for number in range(9)])
     expected, _ = read_damaged(path, index="file")
     saved = tmp_path / "a.tfrecord.idx"
-    saved.write_text(json.dumps({**json.loads(saved.read_text()), **changed}))
+    saved.write_bytes(encode_index({**decode_index(saved.read_bytes()), **changed}))
     assert read_damaged(path, index="file") == (expected, [])
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".tfrecord", ".recordio", ".tar"])
+def test_a_saved_index_with_another_digit_is_made_anew(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a{suffix}"
+    if suffix == ".tar":
+        write_tar(path, [(f"{number}.cls", b"%d" % number) for number in range(300)])
+    elif suffix == ".recordio":
+        with Writer(path, chunk_limit=100) as writer:
+            for number in range(300):
+                writer.write(b"%d" % number)
+    else:
+        lines = [b"%d" % number for number in range(300)]
+        path.write_bytes(b"".join(map(frame_record, lines)) if suffix == ".tfrecord" else b"\n".join(lines))
+    whole = read_damaged(path, index="file")
+    saved = tmp_path / f"a{suffix}.idx"
+    content = saved.read_bytes()
+    for digit in [at for at in range(len(content)) if content[at : at + 1].isdigit()][-90::7]:
+        changed = b"8" if content[digit : digit + 1] == b"1" else b"1"
+        saved.write_bytes(content[:digit] + changed + content[digit + 1 :])
+        assert read_damaged(path, index="file") == whole
+        assert saved.read_bytes() == content
 
 
 def test_a_byte_order_mark_is_no_part_of_a_line(tmp_path: Path) -> None:
@@ -1052,7 +1075,7 @@ def test_a_saved_index_of_a_tar_file_that_cannot_be_true_is_made_anew(
     path = write_tar(tmp_path / "a.tar", [("a.cls", b"1")])
     expected, _ = read_damaged(path, index="file")
     saved = tmp_path / "a.tar.idx"
-    saved.write_text(json.dumps({**json.loads(saved.read_text()), **changed}))
+    saved.write_bytes(encode_index({**decode_index(saved.read_bytes()), **changed}))
     assert read_damaged(path, index="file") == (expected, [])
 
 

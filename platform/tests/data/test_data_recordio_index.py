@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from edl.data.data_files import decode_index, encode_index
 from edl.data.reader_factory import open_reader
 from edl.data.recordio.reader import ChunkIndex, load_index
 from edl.data.recordio.writer import Writer
@@ -88,9 +89,9 @@ def _negative(saved: dict[str, object]) -> None:
 @pytest.mark.parametrize("damage", [_version, _no_chunks, _text_chunks, _short_chunks, _negative])
 def test_one_that_cannot_be_understood_is_rebuilt(file: Path, damage: Callable[[dict[str, object]], None]) -> None:
     walked = load_index(file, save=True)
-    saved = json.loads(side(file).read_text())
+    saved = dict(decode_index(side(file).read_bytes()))
     damage(saved)
-    side(file).write_text(json.dumps(saved))
+    side(file).write_bytes(encode_index(saved))
     assert load_index(file, save=True) == walked
     assert json.loads(side(file).read_text())["version"] == 1
 
