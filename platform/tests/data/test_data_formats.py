@@ -411,7 +411,7 @@ def save_hugging_face(folder: Path, tables: list[pa.Table], features: dict[str, 
 
 
 class TestArrow(ReaderContract):
-    @pytest.fixture(params=["stream", "file", "hugging_face"])
+    @pytest.fixture(params=["hugging_face", "stream", "file"])
     def local_case(self, tmp_path: Path, request: pytest.FixtureRequest) -> ReaderCase:
         def table(numbers: range) -> pa.Table:
             return pa.table(

@@ -179,6 +179,7 @@ class TestCocoInS3(OverS3, formats.TestCoco):
     pass
 
 
+@pytest.mark.first_cases(1)  # a folder of streams
 class TestArrowInS3(OverS3, formats.TestArrow):
     pass
 
