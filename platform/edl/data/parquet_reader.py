@@ -208,6 +208,8 @@ class ParquetReader:
             if error.errno is None:  # Arrow's, of content
                 return f"{self.group_name} {number}: {str(error).splitlines()[0]}"
             raise read_error(path, error) from error
+        if table.num_rows != footer.group_records[number]:  # the footer has no checksum
+            return f"{self.group_name} {number}: it has {table.num_rows} rows, not {footer.group_records[number]}"
         return to_row_group(table.select(self._schema.names))
 
     def open_stream(self, path: Path) -> Any:

@@ -34,6 +34,7 @@ from edl.data.block_file import FramingError
 from edl.data.coco_masks import unpack_runs
 from edl.data.data_files import decode_index, encode_index
 from edl.data.image_content import find_image_fault
+from edl.data.parquet_reader import ParquetReader
 from edl.data.reader import CorruptRange
 from edl.data.reader_factory import check_reader_options, open_reader, shuffled_order
 from edl.data.recordio.writer import Writer
@@ -677,6 +678,20 @@ def test_a_damaged_row_group_is_reported_as_a_whole(tmp_path: Path) -> None:
     assert len(found) == 600
     ((start, end, chunk),) = [(each.start, each.end, each.chunk) for each in corrupt]
     assert (start, end, chunk) == (300, 600, 1)
+
+
+def test_a_row_group_with_fewer_rows_than_the_footer_says_is_corrupt(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"x": np.arange(900)}), path, row_group_size=300, use_dictionary=False)
+    reader = open_reader(path)
+    assert isinstance(reader, ParquetReader)
+    footer = reader._footer(str(path))
+    reader._footers[str(path)] = replace(footer, group_records=(300, 310, 300))
+    corrupt: list[CorruptRange] = []
+    found = reader.read(str(path), 0, 910, corrupt.append)
+    assert [(each.start, each.end) for each in corrupt] == [(300, 610)]
+    assert "it has 300 rows, not 310" in corrupt[0].reason
+    assert len(found) == 600
 
 
 @pytest.mark.parametrize(
