@@ -319,6 +319,9 @@ def read_footer(path: Path) -> ParquetFooter:
             metadata = pq.ParquetFile(stream).metadata
         schema = metadata.schema.to_arrow_schema()
         _ = schema.names  # raises UnicodeDecodeError
+        counts = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+        if min(counts, default=0) < 0 or sum(counts) != metadata.num_rows:
+            raise pa.ArrowInvalid(f"its row groups have {sum(counts)} rows, and its footer says {metadata.num_rows}")
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise read_error(path, error) from error

@@ -680,6 +680,27 @@ def test_a_damaged_row_group_is_reported_as_a_whole(tmp_path: Path) -> None:
     assert (start, end, chunk) == (300, 600, 1)
 
 
+@pytest.mark.parametrize("changed", [b"\xda\x04", b"\xd7\x04"])
+def test_numbers_of_rows_that_contradict_each_other_lose_no_record_silently(tmp_path: Path, changed: bytes) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"x": np.arange(900)}), path, row_group_size=300, use_dictionary=False)
+    content = path.read_bytes()
+    # 300 and 900 as Thrift writes them.
+    places = [at for at in range(content.rfind(b"\xd8\x04")) if content[at : at + 2] in (b"\xd8\x04", b"\x88\x0e")]
+    refused = 0
+    for at in places[-6:]:
+        damaged = open_reader(write_bytes(tmp_path / "b.parquet", content[:at] + changed + content[at + 2 :]))
+        corrupt: list[CorruptRange] = []
+        try:
+            (source,) = damaged.sources()
+            found = damaged.read(source.name, 0, source.records, corrupt.append)
+        except BadInputError:
+            refused += 1
+        else:
+            assert len(found) + sum(each.records for each in corrupt) == source.records == 900
+    assert refused > 0
+
+
 def test_a_row_group_with_fewer_rows_than_the_footer_says_is_corrupt(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"x": np.arange(900)}), path, row_group_size=300, use_dictionary=False)
