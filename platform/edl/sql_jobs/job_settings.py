@@ -36,7 +36,7 @@ _ESTIMATOR_NAMES = dict(zip(ESTIMATORS, ESTIMATORS, strict=True)) | {
     "deepfmclassifier": "deepfm",
 }
 _SIZES = ("hidden", "dropout")
-_MODEL_ARGUMENTS = {"dnn": _SIZES, "wide_and_deep": _SIZES, "deepfm": ("factors", *_SIZES), "linear": ()}
+_MODEL_ARGUMENTS = {"dnn": (*_SIZES, "l2"), "wide_and_deep": _SIZES, "deepfm": ("factors", *_SIZES), "linear": ()}
 _SQLFLOW_NAMES = {
     "model.hidden_units": "model.hidden",
     "model.dnn_hidden_units": "model.hidden",
@@ -46,6 +46,8 @@ _SQLFLOW_NAMES = {
     "train.max_steps": "train.max_steps",
     "model.optimizer": "optimizer.name",
 }
+_WEIGHTS_MATTER_ROWS = 10_000
+"""Of more rows, the weights that are expected are lost in what the rows say."""
 _COMMON = ("learning_rate", "weight_decay", "clipnorm", "clipvalue", "global_clipnorm")
 OPTIMIZERS = {
     "Adam": (*_COMMON, "beta_1", "beta_2", "epsilon", "amsgrad"),
@@ -128,8 +130,11 @@ def choose_settings(statement: TrainStatement, estimator: str, reason: str, plan
     module = None if estimator in ESTIMATORS else find_user_module(statement, ESTIMATORS)
     if _MODEL_ARGUMENTS.get(estimator):
         parameters = {"hidden": [32, 16] if rows < 2000 else [64, 32] if rows < 100_000 else [128, 64], "dropout": 0.1}
-    # A linear model needs no care not to learn the rows by heart, and fewer steps.
-    name, arguments = "Adam", {"learning_rate": 0.005 if rows < 10_000 and estimator != "dnn" else 0.002}
+    if estimator == "dnn" and rows < _WEIGHTS_MATTER_ROWS:
+        parameters["l2"] = float(f"{0.5 / max(1, rows):.2g}")
+    # A linear model needs no care not to learn the rows by heart, and fewer steps. A network of few rows has l2.
+    quick = rows < (1000 if estimator == "dnn" else 10_000)
+    name, arguments = "Adam", {"learning_rate": 0.005 if quick else 0.002}
     share, fields = (0.2 if rows < 50_000 else 0.1), dict[str, Attribute]()
     for written, attribute in statement.attributes.items():
         known = _SQLFLOW_NAMES.get(written, written)
@@ -344,7 +349,7 @@ def job_document(name: str, plan: ColumnPlan, settings: TrainingSettings, label:
         "model": model,
         "data": {"training": "data/training", "validation": "data/validation", "schema": schema},
         "train": {
-            "epochs": max(5, min(60, 6000 // steps)),
+            "epochs": max(5, min(120, 6000 // steps)),
             "minibatch_size": minibatch,
             "evaluation_steps": steps,
         },

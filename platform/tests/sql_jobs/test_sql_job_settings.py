@@ -53,7 +53,7 @@ def test_with_sets_fields_of_the_job_of_the_model_and_of_the_optimizer() -> None
         "workers.max=2, train.minibatch_size=100, optimizer.name=sgd, optimizer.momentum=0.9, "
         "optimizer.learning_rate=0.1, validation.share=0.3, pod.env.A_NAME='x'"
     )
-    assert document["model"]["params"] == {"hidden": [8, 4], "dropout": 0.5}
+    assert document["model"]["params"] == {"hidden": [8, 4], "dropout": 0.5, "l2": 0.0005}
     assert (document["train"]["epochs"], document["train"]["evaluation_steps"]) == (3, 10)
     assert document["strategy"] == {"name": "AllReduce"}
     assert document["pod"] == {"env": {"A_NAME": "x"}}
@@ -77,9 +77,26 @@ def test_statements_of_sqlflow_keep_their_names() -> None:
 def test_defaults_follow_the_number_of_rows(rows: int) -> None:
     _, document = choose("", rows)
     train = document["train"]
-    assert 5 <= train["epochs"] <= 60
+    assert 5 <= train["epochs"] <= 120
     assert train["evaluation_steps"] * train["minibatch_size"] >= rows
     assert train["minibatch_size"] <= rows  # a larger one is never full
+
+
+@pytest.mark.parametrize(
+    ("clauses", "rows", "l2", "rate"),
+    [
+        ("", 500, 0.001, 0.005),
+        ("", 5000, 0.0001, 0.002),
+        ("", 10_000, None, 0.002),
+        ("TO TRAIN dnn WITH model.l2=0", 500, 0, 0.005),
+        ("TO TRAIN linear", 500, None, 0.005),
+        ("TO TRAIN deepfm", 20_000, None, 0.002),
+    ],
+)
+def test_of_few_rows_small_weights_are_expected(clauses: str, rows: int, l2: float | None, rate: float) -> None:
+    settings, document = choose(clauses, rows)
+    assert document["model"].get("params", {}).get("l2") == l2
+    assert settings.optimizer.arguments["learning_rate"] == rate
 
 
 def test_a_minibatch_of_more_rows_than_there_are_is_refused_at_its_place() -> None:

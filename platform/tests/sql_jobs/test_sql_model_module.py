@@ -162,6 +162,23 @@ def test_the_default_model_begins_with_the_mean_of_the_label(tmp_path: Path) -> 
 
 
 @pytest.mark.tensorflow
+def test_the_default_model_has_the_loss_of_its_weights_that_is_asked_for(tmp_path: Path) -> None:
+    import keras
+
+    module = load(write(tmp_path, "LABEL number"))
+    assert not module.custom_model().losses
+    model = module.custom_model(hidden=(3,), l2=0.01)
+    dense = [layer for layer in model.layers if isinstance(layer, keras.layers.Dense)]
+    kernels = [layer.kernel for layer in dense if layer.use_bias]  # without that of the words of a text
+    assert len(kernels) == 3
+    for kernel in kernels:
+        kernel.assign(np.full(kernel.shape, 2.0))
+    np.testing.assert_allclose(
+        sum(model.losses), 0.01 * 4 * sum(np.prod(kernel.shape) for kernel in kernels), rtol=1e-5
+    )
+
+
+@pytest.mark.tensorflow
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.first_cases(1)
 def test_columns_may_be_called_like_layers_of_keras(tmp_path: Path, estimator: str) -> None:
