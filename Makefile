@@ -106,7 +106,7 @@ sanitizers-once: $(STAMP) native ## the table and reductions without Python unde
 
 # Beside the tests: one compiler at a time, with the processor time that they leave. What it printed comes at its end.
 sanitizers-beside: $(STAMP) native
-	@CMAKE_BUILD_PARALLEL_LEVEL=1 nice -n 19 $(SANITIZERS) >build/sanitizers.log 2>&1 && cat build/sanitizers.log || { cat build/sanitizers.log; exit 1; }
+	@mkdir -p build; CMAKE_BUILD_PARALLEL_LEVEL=1 nice -n 19 $(SANITIZERS) >build/sanitizers.log 2>&1 && cat build/sanitizers.log || { cat build/sanitizers.log; exit 1; }
 
 sanitizers: $(STAMP) native ## the same tests under sanitizers, at length; writes platform/tests/numerics/native/sanitizers.json
 	$(SANITIZERS) --full
