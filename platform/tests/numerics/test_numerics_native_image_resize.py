@@ -120,8 +120,9 @@ def test_a_minibatch_is_what_the_parser_of_a_graph_makes_of_each_image(
             "path": np.array([b"a"] * 5, object),
         }
     )
-    job = SchemaSpec(image_size=(13, 17), label_mode="categorical", color_mode="rgb"), {}, ("cat", "dog"), mode
-    parse_minibatch, parse = make_minibatch_parser(*job), make_image_parser(*job)
+    schema, classes = SchemaSpec(image_size=(13, 17), label_mode="categorical", color_mode="rgb"), ("cat", "dog")
+    parse_minibatch = make_minibatch_parser(schema, {}, classes, mode)
+    parse = make_image_parser(schema, {}, classes, mode)
     assert parse_minibatch is not None
     made = parse_minibatch(records)
     expected = [parse({name: tf.constant(value) for name, value in record.items()}) for record in records]
