@@ -223,6 +223,10 @@ def standard_error(values: Sequence[float], others: Sequence[float]) -> float:
 
 def measure(given: argparse.Namespace) -> ScriptResult:
     names = given.tables.split(",") if given.tables else list(TABLES)
+    if unknown := [name for name in names if name not in TABLES]:
+        raise SystemExit(f"there is no table {', '.join(unknown)}; there are {', '.join(TABLES)}")
+    # Threads that spin while they wait for each other need minutes for a small table on a busy machine.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     found = {name: cross_validate(name, given.rounds, given.folds) for name in names}
     return ScriptResult("sql_quality", figures(found), {"rounds": given.rounds, "folds": given.folds, "tables": found})
 
