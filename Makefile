@@ -88,9 +88,9 @@ SANITIZERS := $(BIN)/python platform/tests/numerics/native/sanitizers.py
 # is to be done, because every target that starts parameter servers begins with this one.
 native: $(RUNTIME) ## compile native code into the package, where there is a C++20 compiler
 	@$(NATIVE) -B build/extensions -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" --log-level=NOTICE >/dev/null
-	@if ! $(BIN)/ninja -C build/extensions -n | grep -q 'no work to do'; then \
+	@if ! MAKEFLAGS= $(BIN)/ninja -C build/extensions -n | grep -q 'no work to do'; then \
 	  echo "Compiling native code; all of it takes a few minutes:"; \
-	  NINJA_STATUS='[%f/%t, %e s] ' $(BIN)/ninja -C build/extensions; fi
+	  MAKEFLAGS= NINJA_STATUS='[%f/%t, %e s] ' $(BIN)/ninja -C build/extensions; fi
 
 # A job that starts or ends leaves a core idle, and so do the last files of a run. All in one run, with the jobs spread over
 # it, use both; and what all need is imported once. `make charts` has all of platform/tests/install.
@@ -106,7 +106,7 @@ sanitizers-once: $(STAMP) native ## the table and reductions without Python unde
 
 # Beside the tests: one compiler at a time, with the processor time that they leave. What it printed comes at its end.
 sanitizers-beside: $(STAMP) native
-	@mkdir -p build; CMAKE_BUILD_PARALLEL_LEVEL=1 nice -n 19 $(SANITIZERS) >build/sanitizers.log 2>&1 && cat build/sanitizers.log || { cat build/sanitizers.log; exit 1; }
+	@mkdir -p build; MAKEFLAGS= CMAKE_BUILD_PARALLEL_LEVEL=1 nice -n 19 $(SANITIZERS) >build/sanitizers.log 2>&1 && cat build/sanitizers.log || { cat build/sanitizers.log; exit 1; }
 
 sanitizers: $(STAMP) native ## the same tests under sanitizers, at length; writes platform/tests/numerics/native/sanitizers.json
 	$(SANITIZERS) --full
