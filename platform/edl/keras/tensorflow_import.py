@@ -2,8 +2,8 @@
 
 If scikit-learn is installed, Keras imports it, and with it most of SciPy, for ``keras.wrappers``, which makes a
 scikit-learn estimator of a model. This takes about a tenth of the import's time, so EDL prevents it. A model module can
-still import scikit-learn; only ``keras.wrappers`` reports that it is not installed. IPython, which Keras imports for its
-editor of files in notebooks, takes another twentieth.
+still import scikit-learn; only ``keras.wrappers`` reports that it is not installed. IPython, which Keras imports for
+its editor of files in notebooks, takes another twentieth.
 
 The garbage collector is off meanwhile, because it would examine the growing number of objects again and again, a third
 of the import's processor time.
