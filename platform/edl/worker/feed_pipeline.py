@@ -174,8 +174,6 @@ class FeedFunction:
         self._zoo = zoo or Path(inspect.getfile(inspect.unwrap(feed))).parent
         self._function: Callable[[Sequence[Record]], Any] | None = None
         """Makes a minibatch of the records of a window."""
-        self._traced_feed: Any = None
-        """The graph that it calls, if it calls one."""
         self._tracing = threading.Lock()
 
     @property
@@ -290,7 +288,7 @@ class FeedFunction:
         function: Callable[[Any], Any] | None = without_graph and without_graph(self.mode, self._metadata)
         if function is not None:
             return function
-        traced = self._traced_feed = self._trace_feed(_to_tensors(window))
+        traced = self._trace_feed(_to_tensors(window))
         return lambda records: traced(_to_tensors(records))
 
     def _trace_feed(self, records: Any) -> Callable[[Any], Any]:

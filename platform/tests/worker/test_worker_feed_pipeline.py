@@ -22,7 +22,7 @@ from edl.data.record_columns import ColumnRecords, RaggedColumn  # noqa: E402
 from edl.data.tf_example import serialize_example  # noqa: E402
 from edl.keras.model_contract import load_model_module  # noqa: E402
 from edl.keras.user_code import UserCodeError  # noqa: E402
-from edl.worker.feed_pipeline import FeedError, FeedFunction, feed_in_background  # noqa: E402
+from edl.worker.feed_pipeline import FeedError, FeedFunction, _to_tensors, feed_in_background  # noqa: E402
 from edl.worker.lease_client import LeasedTask  # noqa: E402
 from edl.worker.record_stream import CorruptRecordSkipper, RecordStream, RecordWindow  # noqa: E402
 
@@ -75,6 +75,11 @@ def test_every_window_is_one_minibatch_and_feed_is_traced_once() -> None:
         np.testing.assert_array_equal(minibatch.features[:, 0], minibatch.labels)
 
 
+def traced_operations(feed: FeedFunction, of: RecordWindow) -> Any:
+    """The operations of the graph that is traced for such records."""
+    return feed._trace_feed(_to_tensors(of.records)).graph.get_operations()  # type: ignore[attr-defined]
+
+
 def map_threads(operations: list[Any]) -> list[bool]:
     """Whether each ``map`` among these operations uses TensorFlow's thread pool."""
     return [each.get_attr("use_inter_op_parallelism") for each in operations if each.type == "MapDataset"]
@@ -96,8 +101,7 @@ def test_functions_of_map_run_on_the_thread_of_feed() -> None:
     np.testing.assert_array_equal(
         minibatch.labels, [[y * (y + 1) // 2, 2 * y, 10 + y if y < 2 else -1, 0] for y in range(8)]
     )
-    assert feed._traced_feed is not None
-    assert map_threads(feed._traced_feed.graph.get_operations()) == [False]  # type: ignore[attr-defined]
+    assert map_threads(traced_operations(feed, window(0, 8))) == [False]
 
 
 @pytest.mark.parametrize(
@@ -119,8 +123,7 @@ def test_functions_of_map_may_have_control_flow(change: Any) -> None:
     minibatch = feed.make_minibatch(0, window(0, 8))
     assert minibatch is not None
     np.testing.assert_array_equal(minibatch.labels, [change(tf.constant(y, tf.int64)) for y in range(8)])
-    assert feed._traced_feed is not None
-    assert map_threads(feed._traced_feed.graph.get_operations()) == [True]  # type: ignore[attr-defined]
+    assert map_threads(traced_operations(feed, window(0, 8))) == [True]
 
 
 def test_prediction_has_features_alone_and_rows_of_a_table_are_cells() -> None:
@@ -599,6 +602,6 @@ def test_images_are_decoded_by_as_many_threads_as_the_worker_has_cores(
         minibatch = feed.make_minibatch(0, images_window([GOOD_IMAGE] * 3, CorruptRecordSkipper(0)))
         assert minibatch is not None
         assert minibatch.labels.numpy().tolist() == [0, 1, 2]
-        operations = feed._traced_feed.graph.get_operations()  # type: ignore[union-attr]
+        operations = traced_operations(feed, images_window([GOOD_IMAGE], CorruptRecordSkipper(0)))
         found = [each for each in operations if each.type == "PrivateThreadPoolDataset"]
         assert [tf.get_static_value(each.inputs[1]) for each in found] == threads
