@@ -65,7 +65,7 @@ from edl.jobfile.zoo_lookup import find_model_function
 from edl.master import guarded_threads
 from edl.master.backend import DONE_EXIT, FAILED_EXIT, MasterBackend, choose_backend
 from edl.master.checkpoint_coordinator import CheckpointCoordinator
-from edl.master.master_commands import prepare_run, run_command
+from edl.master.master_commands import CommandEnd, prepare_run, run_command
 from edl.master.master_service import MasterService
 from edl.master.pod_controller import (
     LEAVE_SECONDS,
@@ -301,7 +301,10 @@ def serve_job(
             return SIGTERM_EXIT
         run = RunDirectory(identity.run_dir)
         report = PreparationReport(spec, run, backend.status_publisher)
-        spec, prepared = prepare_run(run, spec, stopping, report.report_line)
+        prepared = CommandEnd()
+        # Kubernetes may restart the container of a failed job: its reason stays, and nothing is prepared again.
+        if not is_end_written(run):
+            spec, prepared = prepare_run(run, spec, stopping, report.report_line)
         if prepared.was_stopped:
             log.info("received SIGTERM: the next master prepares the job")
             return SIGTERM_EXIT

@@ -315,7 +315,7 @@ def _find_failure(evidence: JobEvidence) -> Iterator[JobFinding]:
     reason = (status.reason if status else "") or str(ended.get("message") or "the reason is unknown")
     remedy = (
         f"Continue with: edl submit JOB.yaml --resume {status.run}"
-        if status
+        if status and status.step  # otherwise nothing was trained that a resumed run would keep
         else f"`edl logs {evidence.command_target}` shows the master's output."
     )
     yield JobFinding(

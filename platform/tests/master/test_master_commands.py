@@ -67,6 +67,16 @@ def test_a_preparation_that_fails_is_why_the_job_failed() -> None:
         assert job.failure()["kind"] == "input"
 
 
+def test_a_master_after_the_one_whose_preparation_failed_keeps_the_reason() -> None:
+    """Kubernetes starts a container again before the Job controller has seen that its Job has failed."""
+    program = "import sys; open('prepared.log', 'a').write('once'); print('no such table: orders'); sys.exit(2)"
+    with in_process_job(**commands(prepare=program)) as job:
+        assert run_with(job) == 0
+        assert job.run_master() == 0
+        assert (job.run.path / "prepared.log").read_text() == "once"
+        assert "no such table: orders" in read_json(job.run.status)["reason"]
+
+
 def test_the_status_has_the_last_line_of_a_preparation_while_it_runs() -> None:
     program = (
         "import os, pathlib, time\n"
