@@ -30,6 +30,9 @@ _MYSQL = ("mysql", "mariadb")
 _SERVERS = ("postgresql", *_MYSQL)
 _MOST_NAME = {"postgresql": 63, "mysql": 64, "mariadb": 64}
 _NO_RIGHT_STATES = ("42501", "25006")
+_LOCK_NOT_AVAILABLE = "55P03"
+_LOCK_MILLISECONDS = 100
+"""So long others may have to wait behind a writer that only tries whether it may replace a table."""
 _NO_RIGHT_NUMBERS = (1044, 1142, 1143, 1227, 1290)
 _NO_RIGHT_TEXTS = ("readonly database", "read-only", "permission denied")
 _REFUSED_HINT = "nothing is written; the values must be those that the columns of the table can have"
@@ -61,7 +64,8 @@ def check_table(database: str, table: tuple[str, ...], *, replace: bool) -> None
     """Refuse a table that could not be written, before there are rows to write. What is tried is undone.
 
     Raises:
-        BadInputError: it exists, and is not to be replaced; is no name of a table; or there is no right to create it.
+        BadInputError: it exists, and is not to be replaced, or cannot be; is no name of a table; or there is no right
+            to create it.
         RetryableError: the database is not reachable, or another program has locked it.
     """
     TableWriter(database, table, pa.schema([("any", pa.int64())]), replace=replace).check()
@@ -152,14 +156,18 @@ class TableWriter:
         self._stack.close()
 
     def check(self) -> None:
-        """Begin to write, and undo it.
+        """Begin to write, try what comes at the end, and undo it.
 
         Raises:
             BadInputError: see the class.
             RetryableError: see the class.
         """
         self.__enter__()
-        self._abort()
+        try:
+            with self._translated():
+                self._try_completion()
+        finally:
+            self._abort()
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Append rows.
@@ -205,6 +213,8 @@ class TableWriter:
         self._exists = sa.inspect(connection).has_table(self._table_name, schema=self._schema_name)
         if not (self._replace or self._append):
             self._refuse_existing(self._exists)
+        if self._replace and self._exists:
+            self._refuse_view()
         if self._append:
             self._open_existing()
         else:
@@ -215,6 +225,14 @@ class TableWriter:
     def _refuse_existing(self, exists: bool) -> None:
         if exists:
             raise TableExistsError("there is such a table", where=self._where, hint="name another one, or replace it")
+
+    def _refuse_view(self) -> None:
+        import sqlalchemy as sa
+
+        # SQLite and DuckDB take names for the same that differ in capital letters only, as inspection of them does not.
+        views = {name.lower() for name in sa.inspect(self._connection).get_view_names(schema=self._schema_name)}
+        if self._table_name.lower() in views:
+            raise BadInputError("is a view, and only a table is replaced", where=self._where, hint="name another one")
 
     def _check_lengths(self) -> None:
         """PostgreSQL would cut a name, and write another table. It counts bytes, MySQL characters."""
@@ -231,8 +249,35 @@ class TableWriter:
         digest = sha256(self._where.encode()).hexdigest()[:8]
         if self._is_mysql:
             self._clear_partial_tables(digest)
-        self._table = self._define(f"{_PARTIAL}_{digest}_{uuid4().hex[:8]}")
-        self._connection.execute(sa.schema.CreateTable(self._table))
+        table = self._define(f"{_PARTIAL}_{digest}_{uuid4().hex[:8]}")
+        if self._is_mysql:
+            # Without the right to drop it, it would stay. The server looks at rights before it looks for the table.
+            self._connection.execute(sa.schema.DropTable(table, if_exists=True))
+        self._table = table
+        self._connection.execute(sa.schema.CreateTable(table))
+
+    def _try_completion(self) -> None:
+        """Do what needs other rights than a new table does: those of its owner, or to rename it."""
+        import sqlalchemy as sa
+
+        if self._is_mysql:
+            renamed = self._define(f"{self._table.name}_new")
+            self._rename_tables([(self._table, renamed)])
+            self._table = renamed
+        elif self._exists and self._dialect != "sqlite":  # it has no rights, and would note all pages of the table
+            if self._dialect == "postgresql":
+                # Ownership is looked at before the lock, which those who read the table may keep for long.
+                self._connection.exec_driver_sql(f"SET LOCAL lock_timeout = {_LOCK_MILLISECONDS}")
+            try:
+                self._connection.execute(sa.schema.DropTable(self._define(self._table_name)))
+            except self._database.errors as error:
+                if _sql_state(error) != _LOCK_NOT_AVAILABLE:
+                    raise
+
+    def _rename_tables(self, names: Iterable[tuple[Any, Any]]) -> None:
+        quote = self._connection.engine.dialect.identifier_preparer.format_table
+        renamed = ", ".join(f"{quote(old)} TO {quote(new)}" for old, new in names)
+        self._connection.exec_driver_sql(f"RENAME TABLE {renamed}")
 
     def _define(self, name: str) -> Any:
         import sqlalchemy as sa
@@ -294,8 +339,7 @@ class TableWriter:
         with self._translated():
             if self._is_mysql:
                 old = self._define(f"{partial.name}_old")
-                names = [(final, old)] if self._exists else []
-                renamed = ", ".join(f"{quote(a)} TO {quote(b)}" for a, b in [*names, (partial, final)])
+                renamed = [*([(final, old)] if self._exists else []), (partial, final)]
                 self._table = old if self._exists else None
             else:
                 if self._exists:
@@ -306,7 +350,7 @@ class TableWriter:
             self._commit()
             return
         with self._translated(at_end=True):
-            self._connection.exec_driver_sql(f"RENAME TABLE {renamed}")
+            self._rename_tables(renamed)
         if self._exists:
             with suppress(Exception):  # the new table is there; the next writer drops the old one
                 self._connection.execute(sa.schema.DropTable(old))
@@ -414,10 +458,10 @@ class TableWriter:
             raise self._translate(error, at_end=at_end) from None
 
     def _translate(self, error: Exception, *, at_end: bool) -> EdlError:
-        cause: Any = getattr(error, "orig", None) or error
+        cause = _driver_error(error)
         reason = self._database.hide_secrets(shorten_reason(cause))
         number = cause.args[0] if cause.args and isinstance(cause.args[0], int) else 0
-        state = str(getattr(cause, "sqlstate", None) or "")
+        state = _sql_state(error)
         texts = [text for text in _NO_RIGHT_TEXTS if text in reason.lower()]
         if state in _NO_RIGHT_STATES or number in _NO_RIGHT_NUMBERS or (texts and not state and not number):
             return BadInputError(f"there is no right to write: {reason}", where=self._where, hint=_RIGHTS_HINT)
@@ -438,6 +482,15 @@ class TableWriter:
         return RetryableError(
             f"the connection was lost, and nothing is written: {reason}", where=self._where, hint="write it again"
         )
+
+
+def _driver_error(error: Exception) -> Any:
+    return getattr(error, "orig", None) or error
+
+
+def _sql_state(error: Exception) -> str:
+    """PostgreSQL's code of an error; empty in other databases."""
+    return str(getattr(_driver_error(error), "sqlstate", None) or "")
 
 
 def _close(connection: Any, *, broken: bool = False) -> None:

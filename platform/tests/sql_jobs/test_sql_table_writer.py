@@ -47,6 +47,17 @@ def refuse(database: DatabaseUnderTest, table: tuple[str, ...] = ("p",), **optio
 
 
 class TestEveryDatabase:
+    def test_a_view_is_not_replaced_by_a_table(self, any_database: DatabaseUnderTest) -> None:
+        any_database.execute("CREATE TABLE t (a INTEGER)")
+        any_database.execute("CREATE VIEW v AS SELECT a FROM t")
+        with pytest.raises(BadInputError, match="is a view"):
+            check_table(any_database.address, ("v",), replace=True)
+        error = refuse(any_database, ("v",), replace=True)
+        assert isinstance(error, BadInputError)
+        assert "is a view" in error.message
+        assert list(any_database.execute("SELECT * FROM v")) == []
+        any_database.execute("DROP VIEW v")
+
     def test_a_new_table_has_all_rows(self, any_database: DatabaseUnderTest) -> None:
         assert write_table(any_database.address, ("p",), batches_of(3, 4000), replace=False) == 12_000
         found = read(any_database, "p")
@@ -296,6 +307,41 @@ class TestServers:
         if not isinstance(server, MariaDbServer):
             monkeypatch.undo()
             server.connect("DROP OWNED BY reader", "DROP ROLE reader")
+
+    def test_a_table_that_cannot_be_replaced_is_found_before_its_rows_are_there(
+        self, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The right to create tables is not that to remove the one of somebody else."""
+        server.connect("CREATE TABLE p (id BIGINT, text VARCHAR(50))", "INSERT INTO p VALUES (1, 'a')")
+        if isinstance(server, MariaDbServer):
+            server.connect(
+                "CREATE OR REPLACE USER writer IDENTIFIED BY 'x'", "GRANT SELECT, INSERT, CREATE ON shop.* TO writer"
+            )
+        else:
+            server.connect("DROP ROLE IF EXISTS writer", "CREATE ROLE writer LOGIN PASSWORD 'x'")
+            server.connect("GRANT USAGE, CREATE ON SCHEMA public TO writer", "GRANT ALL ON p TO writer")
+        with monkeypatch.context() as other:
+            other.setenv("EDL_DATABASE_USER", "writer")
+            other.setenv("EDL_DATABASE_PASSWORD", "x")
+            with pytest.raises(BadInputError, match="there is no right to write") as refused:
+                check_table(server.address, ("p",), replace=True)
+        assert "denied" in refused.value.message or "must be owner" in refused.value.message
+        check_table(server.address, ("p",), replace=True)
+        assert server.connect("SELECT * FROM p") == [(1, "a")]
+        if not isinstance(server, MariaDbServer):
+            server.connect("DROP OWNED BY writer", "DROP ROLE writer")
+            server.connect("CREATE VIEW dependent AS SELECT * FROM p")
+            with pytest.raises(BadInputError, match="depend"):
+                check_table(server.address, ("p",), replace=True)
+            server.connect("DROP VIEW dependent")
+
+    def test_a_table_that_is_being_read_is_not_waited_for_at_the_beginning(self, postgres: PostgresServer) -> None:
+        postgres.connect("CREATE TABLE p (id BIGINT, text VARCHAR(50))")
+        engine = database_connections.Database(postgres.address).engine
+        with engine.connect() as reader:
+            reader.exec_driver_sql("LOCK TABLE p IN ACCESS SHARE MODE")
+            check_table(postgres.address, ("p",), replace=True)
+        engine.dispose()
 
     def test_two_writers_of_one_table_do_not_mix(self, server: PostgresServer) -> None:
         def write_meanwhile() -> Iterator[pa.RecordBatch]:
