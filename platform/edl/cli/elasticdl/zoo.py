@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from itertools import chain, count
 from pathlib import Path
 
 from edl.api.errors import BadInputError, StorageError
@@ -14,7 +15,6 @@ from edl.jobfile.elasticdl_imports import find_compat_import
 from edl.reporting.unit_formats import join_words
 
 DOCKERFILE = Path("Dockerfile")
-REPLACED_DOCKERFILE = Path("Dockerfile.old")
 _WITHOUT_EDL = re.compile(r"(.*/)?(python|tensorflow|ubuntu|debian|elasticdl)(/tensorflow)?([:@].*)?")
 """Names of base images in ElasticDL's tutorials: none of them contains EDL."""
 _NOT_ON_THE_INDEX = re.compile(r"^\s*(elasticdl[-_\w]*|recordio|pyrecordio)\b", re.IGNORECASE | re.MULTILINE)
@@ -55,9 +55,9 @@ def write_dockerfile(line: CommandLine) -> None:
     wheels = _folder_below(line, "local_pkg_dir") if line.values["local_pkg_dir"] else None
     text = dockerfile_text(_base_image(line), zoo, wheels, line.values["extra_pypi_index"])
     try:
-        if DOCKERFILE.exists() and DOCKERFILE.read_text(encoding="utf-8") != text:
-            DOCKERFILE.replace(REPLACED_DOCKERFILE)
-            print(f"{DOCKERFILE} is replaced; the one of before is {REPLACED_DOCKERFILE}", file=sys.stderr)
+        if DOCKERFILE.exists() and DOCKERFILE.read_bytes() != text.encode():
+            kept = DOCKERFILE.rename(_free_name())
+            print(f"{DOCKERFILE} is replaced; the one of before is {kept}", file=sys.stderr)
         DOCKERFILE.write_text(text, encoding="utf-8")
     except OSError as error:
         raise StorageError(f"cannot be written: {error.strerror}", where=str(DOCKERFILE)) from error
@@ -68,6 +68,12 @@ def write_dockerfile(line: CommandLine) -> None:
         print(note, file=sys.stderr)
     print(f"wrote {DOCKERFILE}")
     print("Next: elasticdl zoo build --image=NAME .")
+
+
+def _free_name() -> Path:
+    """``Dockerfile.old``, or with the first number of which there is no file: a call never overwrites what one kept."""
+    names = chain([f"{DOCKERFILE}.old"], (f"{DOCKERFILE}.old.{number}" for number in count(2)))
+    return next(path for path in map(Path, names) if not path.exists())
 
 
 def dockerfile_text(base: str, zoo: Path, wheels: Path | None, index: str) -> str:

@@ -50,6 +50,18 @@ def test_the_dockerfile_of_before_is_kept(folder: Path, capsys: pytest.CaptureFi
     assert "Dockerfile.old" in capsys.readouterr().err
     assert elasticdl("init", "--model_zoo=model_zoo") == 0
     assert (folder / "Dockerfile.old").read_text() == "FROM mine\n"
+    assert capsys.readouterr().err == ""
+
+
+def test_a_second_init_keeps_both_dockerfiles(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "Dockerfile").write_bytes(b"FROM mine # caf\xe9\n")
+    assert elasticdl("init", "--model_zoo=model_zoo") == 0
+    first = (folder / "Dockerfile").read_text()
+    capsys.readouterr()
+    assert elasticdl("init", "--model_zoo=model_zoo", "--base_image=registry.example/edl:2") == 0
+    assert (folder / "Dockerfile.old").read_bytes() == b"FROM mine # caf\xe9\n"
+    assert (folder / "Dockerfile.old.2").read_text() == first
+    assert "Dockerfile.old.2" in capsys.readouterr().err
 
 
 def test_packages_that_no_index_has_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
