@@ -93,6 +93,7 @@ def check_ended(ended: dict[str, Any]) -> None:
     assert ended["summary"]["export"]
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize(
     "module", [pytest.param(each, id=each.path, marks=find_marks(each)) for each in MODULES if not each.refused_locally]
 )

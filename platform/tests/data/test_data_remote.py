@@ -457,6 +457,7 @@ def test_requests_that_their_library_tries_again_are_not_tried_again_by_edl(addr
     assert len(asked) == tries
 
 
+@pytest.mark.repetition
 def test_gcsfs_prints_no_tracebacks_of_errors_that_edl_explains(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FSSPEC_GS_TOKEN", "anon")
     remote_files._file_system("gs")

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.repetition import repetition
 from support.text_keys import missing_keys
 
 from edl.api.errors import EdlError, JobFailedError, StorageError
@@ -213,7 +212,8 @@ LEGACY_TF_KERAS = 'import os\nos.environ["TF_USE_LEGACY_KERAS"] = "1"\nfrom tens
 BESIDE_KERAS = "import tf_keras as keras2\n"
 
 
-@pytest.mark.parametrize("beginning", [repetition(LEGACY_TF_KERAS), BESIDE_KERAS], ids=["tf.keras", "tf_keras"])
+@pytest.mark.repetition
+@pytest.mark.parametrize("beginning", [LEGACY_TF_KERAS, BESIDE_KERAS], ids=["tf.keras", "tf_keras"])
 def test_what_mixes_the_versions_of_keras_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beginning: str
 ) -> None:

@@ -123,6 +123,7 @@ def test_all_workers_are_lost_and_others_go_on_from_the_checkpoint(tmp_path: Pat
         check_counts(job, run)
 
 
+@pytest.mark.repetition
 def test_an_interrupted_run_goes_on_with_its_state(tmp_path: Path) -> None:
     job = make_counting_job(tmp_path / "a", checkpoint={"every_steps": 5})
     with job.run() as run:
@@ -163,6 +164,7 @@ def whole_shares(job: JobFolder) -> list[list[int]]:
     return [sorted(sizes) for sizes in by_step.values() if sum(sizes) == 25]
 
 
+@pytest.mark.repetition
 def test_a_global_batch_is_divided_anew_for_each_world_and_each_record_is_applied_once(tmp_path: Path) -> None:
     strategy = {"name": "AllReduce", "global_batch": 25}
     job = make_job(tmp_path / "a", SHARES, workers=3, strategy=strategy)

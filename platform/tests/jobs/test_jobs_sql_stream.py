@@ -108,6 +108,7 @@ def train(database: str, settings: str, stream: str, listener: Listener | None =
     return done.model
 
 
+@pytest.mark.repetition
 def test_the_model_is_that_of_extracted_rows(server: PostgresServer) -> None:
     extracted = train(server.address, "train.epochs=2", "")
     streamed = train(server.address, "train.epochs=2", "snapshot")
@@ -132,6 +133,7 @@ def test_a_killed_worker_loses_no_row(server: PostgresServer) -> None:
     assert model.metrics["accuracy"] > 0.8
 
 
+@pytest.mark.repetition
 def test_a_snapshot_that_is_lost_on_the_way_ends_the_job(server: PostgresServer) -> None:
     class LosesTheSnapshot(Listener):
         done = False

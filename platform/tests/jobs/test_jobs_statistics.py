@@ -152,6 +152,7 @@ def test_the_command_runs_such_a_job(tmp_path: Path) -> None:
     assert not (tmp_path / ".edl").exists()
 
 
+@pytest.mark.repetition
 def test_the_command_shares_rows_of_csv_and_starts_again_for_a_type_that_is_too_narrow(tmp_path: Path) -> None:
     """Every other block of 256 rows is sampled; the odd cell is in none of these."""
     rows = [f"{number % 50},t{number % 30}" for number in range(200 * 256)]

@@ -31,6 +31,7 @@ def stop_at(run: JobProcess, step: int) -> dict[str, int]:
     return run.status()
 
 
+@pytest.mark.repetition
 def test_parameter_servers_and_all_reduce_continue_each_others_checkpoints(tmp_path: Path) -> None:
     with make_job(tmp_path / "straight").run() as run:
         run.summary()

@@ -65,6 +65,7 @@ def run(database: str, text: str, fake: FakeRun, stream: str, **options: Any) ->
     return [runner.run(each, own) for each, own in parse_with_texts(text, dialect_of(database))][-1]
 
 
+@pytest.mark.first_cases(2)
 def test_other_databases_need_inconsistent_which_is_stored_with_the_model(
     any_database: DatabaseUnderTest, fake: FakeRun
 ) -> None:

@@ -129,7 +129,7 @@ def serve_folder(folder: Path) -> Iterator[tuple[str, ServerBehaviour]]:
     behaviour = ServerBehaviour(folder)
     server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(behaviour))
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}", behaviour

@@ -119,6 +119,7 @@ def test_max_steps_counts_the_updates_of_all_workers(folder):
         assert [rank.replica.updates for rank in ranks] == [7, 7]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("workers", [1, 3])
 def test_all_ranks_pause_for_an_evaluation_and_have_the_same_variables(folder, workers):
     settings = {"validation": 64, "evaluation_steps": 10, "evaluation_workers": 0}
@@ -157,6 +158,7 @@ def test_an_evaluating_worker_is_killed(folder):
         assert all(len(found) == 1 for found in totals.values())
 
 
+@pytest.mark.repetition
 def test_a_worker_that_is_told_to_leave_during_an_evaluation_leaves_at_a_boundary(folder):
     with AllReduceJob(folder, records=400, validation=320, evaluation_steps=20, evaluation_workers=0) as job:
         job.evaluation_seconds = 0.05
@@ -189,6 +191,7 @@ def test_a_round_that_breaks_when_the_job_is_done_waits_for_no_master(folder):
         job.wait(lambda: all(rank.ended.is_set() for rank in ranks), seconds=10)
 
 
+@pytest.mark.repetition
 def test_leases_of_one_step_do_not_hold_a_rank_up(folder):
     with AllReduceJob(folder, records=800, task_records=4) as job:
         job.start_rank()
@@ -234,6 +237,7 @@ def deadly(job: AllReduceJob, record: int):
     return prepare
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_minibatch_that_kills_its_workers_is_found(folder, workers):
     with AllReduceJob(folder, records=800, seconds=0.001) as job:
@@ -248,6 +252,7 @@ def test_a_minibatch_that_kills_its_workers_is_found(folder, workers):
         assert len(job.ranks) <= workers + 6
 
 
+@pytest.mark.repetition
 def test_a_minibatch_that_kills_its_workers_is_skipped_if_the_job_says_so(folder):
     with AllReduceJob(folder, records=200, seconds=0.001, skip_crashing=True) as job:
         for _ in range(2):
@@ -263,6 +268,7 @@ def test_a_minibatch_that_kills_its_workers_is_skipped_if_the_job_says_so(folder
                 assert list(rank.replica.counts) == expected
 
 
+@pytest.mark.repetition
 def test_three_workers_that_are_killed_at_once_are_no_failure(folder):
     with AllReduceJob(folder, records=600, seconds=0.003) as job:
         ranks = [job.start_rank() for _ in range(4)]
@@ -275,6 +281,7 @@ def test_three_workers_that_are_killed_at_once_are_no_failure(folder):
         job.wait_for_end()
 
 
+@pytest.mark.first_cases(3)
 @pytest.mark.parametrize("victims", [1, 2])
 @pytest.mark.parametrize("point", ["compute", "reduce", "apply", "applied"])
 def test_workers_die_at_each_point_of_a_step(folder, point, victims):
@@ -357,6 +364,7 @@ def test_a_stopped_worker_is_lost_and_comes_back(folder):
         job.wait_for_end()
 
 
+@pytest.mark.repetition
 def test_a_worker_whose_state_does_not_count_builds_the_initial_one_when_all_others_are_lost(folder):
     with AllReduceJob(folder, records=800, seconds=0.003) as job:
         resume, is_stopped = Event(), Event()
@@ -382,6 +390,7 @@ def test_a_worker_whose_state_does_not_count_builds_the_initial_one_when_all_oth
         job.wait_for_end()
 
 
+@pytest.mark.repetition
 def test_a_joiner_gets_the_shares_of_many_steps_that_no_master_has_acknowledged(folder, monkeypatch):
     # As if there were a thousand ranks, or no master for a minute.
     monkeypatch.setattr("edl.collective.communicator.MAX_CONTROL_BYTES", 2048)

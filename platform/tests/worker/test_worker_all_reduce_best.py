@@ -61,6 +61,7 @@ def check_best(job: AllReduceJob) -> None:
     assert not [event for event in job.events if isinstance(event, WarningRaised) and "kept as the best" in str(event)]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("workers", [1, 3])
 def test_the_export_has_the_state_of_the_best_evaluation(folder: Path, workers: int) -> None:
     with best_job(folder, STOP, workers_min=workers) as job:
@@ -69,6 +70,7 @@ def test_the_export_has_the_state_of_the_best_evaluation(folder: Path, workers: 
         check_best(job)
 
 
+@pytest.mark.repetition
 def test_a_state_of_several_shards_is_kept_as_the_best(folder: Path) -> None:
     with best_job(folder, STOP, workers_min=3, shard_bytes=2000) as job:
         for _ in range(3):
@@ -92,6 +94,7 @@ def die_once(job: AllReduceJob, is_due: Callable[[Rank, str], bool]) -> Callable
     return arm
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("workers", [2, 3])
 def test_the_rank_that_writes_the_best_state_is_killed_while_it_copies(folder: Path, workers: int) -> None:
     with best_job(folder, STOP) as job:
@@ -159,6 +162,7 @@ def test_all_ranks_are_killed_in_the_best_evaluation_after_its_checkpoint(folder
         check_best(job)
 
 
+@pytest.mark.repetition
 def test_all_ranks_are_killed_after_the_best_weights_were_restored(folder: Path) -> None:
     with best_job(folder, STOP) as job:
         killed: list[Rank] = []
@@ -180,6 +184,7 @@ def test_all_ranks_are_killed_after_the_best_weights_were_restored(folder: Path)
         check_best(job)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_each_best_model_is_written_before_the_next_step(folder: Path, workers: int) -> None:
     with best_job(folder, KEEP, records=480, workers_min=workers) as job:

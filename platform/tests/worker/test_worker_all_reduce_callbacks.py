@@ -55,6 +55,7 @@ def check_rates(job: AllReduceJob) -> None:
     assert remaining
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_plateau_lowers_the_rate_of_the_step_after_the_evaluation(folder, workers):
     with AllReduceJob(folder, records=400, validation=32, evaluation_steps=EVERY, callbacks=(LOWER,)) as job:
@@ -67,6 +68,7 @@ def test_a_plateau_lowers_the_rate_of_the_step_after_the_evaluation(folder, work
 
 
 @pytest.mark.parametrize("victim", ["w0", pytest.param("w2", marks=pytest.mark.repetition)])
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("point", ["compute", "apply", "applied"])
 def test_a_rank_is_killed_in_the_step_with_the_new_rate(folder, point, victim):
     def arm(rank: Rank) -> None:
@@ -231,6 +233,7 @@ def test_a_worker_that_follows_from_an_abandoned_step_on_gets_no_change_of_a_cal
         check_calls(job)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("follows", [True, False])
 def test_a_worker_that_joins_in_an_epoch_keeps_the_state_that_callbacks_have_changed_at_its_beginning(folder, follows):
     """It calls its own callbacks for the epoch before it gets the state.
@@ -448,6 +451,7 @@ def test_a_callback_that_stops_training_before_a_step_stops_all_ranks_after_it(f
         assert {rank.replica.updates for rank in ranks} == {21}
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("heard", [True, False])
 def test_a_stop_is_forgotten_when_training_begins_again_before_it(folder, heard):
     """The rank that decided it hears nothing for a while; all others are lost, and so is every step.
@@ -481,6 +485,7 @@ def test_a_stop_is_forgotten_when_training_begins_again_before_it(folder, heard)
         job.wait_for_end()
 
 
+@pytest.mark.repetition
 def test_a_rate_is_forgotten_when_training_begins_again_before_it(folder):
     """The rank whose callbacks set it hears nothing for a while; all others are lost, and so is every step."""
 
@@ -504,6 +509,7 @@ def test_a_rate_is_forgotten_when_training_begins_again_before_it(folder):
         assert len(first.callbacks.beginnings) == 2, "it begins again, although the others had before it came back"
 
 
+@pytest.mark.repetition
 def test_a_worker_that_comes_back_begins_training_from_a_checkpoint_with_new_ones(folder):
     """It is in the second epoch when it is stopped; all others are lost, and the first step is made again."""
 

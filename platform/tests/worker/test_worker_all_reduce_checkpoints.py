@@ -159,6 +159,7 @@ def await_orders(job: AllReduceJob, rank: Rank, *, ahead: int = 0) -> None:
     rank.loop._prepare = wait_and_prepare
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("workers", [1, 3])
 def test_checkpoints_are_taken_at_their_steps_while_training_goes_on(folder, workers):
     # A worker that joins in the step of a checkpoint would delay it: training begins with all.
@@ -186,6 +187,7 @@ def test_a_checkpoint_of_which_rank_0_hears_late_is_taken_at_once_and_the_next_o
     assert periodic == list(range((late // 40 + 1) * 40, job.state.step, 40))
 
 
+@pytest.mark.repetition
 @pytest.mark.parametrize("before", [1, 0])
 def test_a_worker_that_joins_when_a_checkpoint_is_due_does_not_delay_it(folder, before):
     """Rank 0 confirms last, and after the answer hears nothing until it has made the step that is due.
@@ -227,6 +229,7 @@ def test_a_worker_that_joins_when_a_checkpoint_is_due_does_not_delay_it(folder, 
     assert joined_at[0] + before in job.checked
 
 
+@pytest.mark.repetition
 def test_checkpoints_with_a_global_batch_have_the_records_of_their_ledger(folder):
     with CheckedJob(folder, records=1203, seconds=0.002, global_batch=10) as job:
         first = [job.start_rank() for _ in range(3)]

@@ -129,6 +129,7 @@ def test_one_of_two_evaluators_is_killed_and_the_other_one_goes_on(folder):
         check_evaluations(job)
 
 
+@pytest.mark.repetition
 def test_an_evaluator_that_was_stopped_comes_back_without_its_copy(folder):
     """The others may have made the step that it copied anew."""
     with evaluating_job(folder, records=3000, validation=160) as job:
@@ -159,6 +160,7 @@ def test_an_evaluator_that_was_stopped_comes_back_without_its_copy(folder):
         check_evaluations(job)
 
 
+@pytest.mark.repetition
 def test_an_evaluator_that_is_told_to_leave_leaves_at_the_next_boundary(folder):
     with evaluating_job(folder, validation=160) as job:
         for _ in range(3):
@@ -170,6 +172,7 @@ def test_an_evaluator_that_is_told_to_leave_leaves_at_the_next_boundary(folder):
         check_evaluations(job)
 
 
+@pytest.mark.repetition
 def test_a_worker_joins_during_an_evaluation(folder):
     with evaluating_job(folder, workers_min=2, validation=320, records=2400) as job:
         for _ in range(2):
@@ -185,6 +188,7 @@ def test_a_worker_joins_during_an_evaluation(folder):
         check_evaluations(job)
 
 
+@pytest.mark.repetition
 def test_the_master_is_replaced_during_an_evaluation(folder):
     with evaluating_job(folder, workers_min=2, validation=320, records=2400) as job:
         for _ in range(3):
@@ -214,6 +218,7 @@ def test_all_others_are_killed_and_the_evaluator_goes_on_alone(folder):
         check_evaluations(job)
 
 
+@pytest.mark.repetition
 def test_a_rank_that_is_left_alone_evaluates_no_step_that_passed_meanwhile(folder):
     """The others have trained beyond the next multiple: what comes next is the one after it, as with copies."""
     with evaluating_job(folder, validation=320) as job:
@@ -293,6 +298,7 @@ def test_evaluations_under_random_faults(folder, seed):
         check_evaluations(job)
 
 
+@pytest.mark.repetition
 def test_the_learning_rate_is_scaled_by_the_ranks_that_gave_a_step_records(folder):
     """A rank that evaluates gives none, one that has no further lease neither; a worker that follows knows it, too."""
     with evaluating_job(folder, workers_min=3) as job:

@@ -62,6 +62,7 @@ def test_a_worker_that_joins_has_the_state_already(folder):
         assert not fetched
 
 
+@pytest.mark.repetition
 def test_a_worker_that_follows_asks_to_join_also_while_nobody_makes_steps(folder):
     with AllReduceJob(folder, RECORDS, seconds=0.003) as job:
         (first,) = start_world(job, workers=1)
@@ -92,6 +93,7 @@ def test_the_learning_rate_of_each_step_is_followed(folder):
         assert joined.uid in holders_of_round_with(job, joined)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("point", ["fetched", "apply", "applied"])
 def test_a_follower_dies(folder, point):
     with AllReduceJob(folder, RECORDS, seconds=0.003) as job:
@@ -110,6 +112,7 @@ def test_a_follower_dies(folder, point):
         job.wait_for_end()
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("point", ["fetched", "applied"])
 def test_the_member_that_is_followed_dies(folder, point):
     with AllReduceJob(folder, RECORDS, seconds=0.003) as job:

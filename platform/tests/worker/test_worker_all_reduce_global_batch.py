@@ -33,6 +33,7 @@ def check_steps(job: AllReduceJob) -> None:
     assert [epoch for epoch, _ in steps] == sorted(epoch for epoch, _ in steps)
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize(("workers", "batch", "lease"), [(1, 10, 16), (2, 10, 16), (3, 16, 16), (4, 7, 7), (3, 24, 8)])
 def test_a_step_has_the_same_records_at_any_world_size(folder: Path, workers: int, batch: int, lease: int) -> None:
     with AllReduceJob(folder, 203, epochs=3, workers_min=workers, global_batch=batch, task_records=lease) as job:
@@ -86,6 +87,7 @@ def test_workers_join_are_killed_and_leave(folder: Path) -> None:
         check_steps(job)
 
 
+@pytest.mark.first_cases(3)
 @pytest.mark.parametrize("is_preempted", [True, False])
 @pytest.mark.parametrize("point", ["compute", "reduce", "apply", "applied"])
 def test_a_rank_is_killed_within_a_step(folder: Path, point: str, is_preempted: bool) -> None:
@@ -154,6 +156,7 @@ def test_max_steps_and_evaluations_come_after_full_steps(folder: Path) -> None:
         assert all(total == step * 10 for _, step, total in job.evaluated)
 
 
+@pytest.mark.repetition
 def test_records_that_crash_every_worker_are_found_and_all_others_are_trained(folder: Path) -> None:
     def prepare(rank: Rank) -> None:
         compute = rank.replica.compute

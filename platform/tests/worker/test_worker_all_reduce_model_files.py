@@ -55,6 +55,7 @@ def arm_once(job: AllReduceJob, is_due: Callable[[Rank, str], bool], *, all_rank
     return arm
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("global_batch", [None, 10])
 @pytest.mark.parametrize("workers", [1, 3])
 def test_each_epoch_has_a_file_with_exactly_its_records(folder: Path, workers: int, global_batch: int | None) -> None:
@@ -92,6 +93,7 @@ def test_two_files_of_one_step_are_written_by_one_task(folder: Path) -> None:
         ]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("point", [MODEL_FILE, "written"])
 @pytest.mark.parametrize("epoch", [1, 3])
 def test_the_writer_is_killed(folder: Path, point: str, epoch: int) -> None:
@@ -141,6 +143,7 @@ def test_a_worker_joins_while_others_write(folder: Path) -> None:
         assert len(job.ranks) == 3
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("durable", [False, True])
 def test_all_workers_are_killed_while_a_file_is_written(folder: Path, durable: bool) -> None:
     """Training goes back to the newest checkpoint, or to the start: the files after it are written again."""
@@ -174,6 +177,7 @@ def test_an_early_end_is_the_end_of_an_epoch(folder: Path) -> None:
         assert [(payload["epoch"], payload["step"]) for _, payload, _ in job.written] == [(1, 24), (2, 40)]
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("global_batch", [None, 10])
 def test_files_evaluations_and_other_callbacks_work_together(folder: Path, global_batch: int | None) -> None:
     others = (ReduceLROnPlateau("total", "min", patience=1, rate=1.0), EarlyStopping("total", "min", patience=100))

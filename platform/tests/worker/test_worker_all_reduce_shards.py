@@ -70,6 +70,7 @@ def test_shares_are_of_the_steps_that_are_due(folder: Path) -> None:
     assert final == last
 
 
+@pytest.mark.repetition
 def test_a_state_that_is_small_for_the_number_of_ranks_has_fewer_shards(folder: Path) -> None:
     # The two arrays with an element for each record are much larger than the others.
     with SharedJob(folder, records=9000, seconds=0.003, shard_bytes=72_000) as job:
@@ -200,6 +201,7 @@ def write_arrays_of_the_first(path: Path, written: ShardInfo) -> ShardInfo:
     return replace(written, size=path.stat().st_size)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("lie", "said"),
     [

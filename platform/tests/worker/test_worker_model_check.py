@@ -212,6 +212,7 @@ def refuse_job(check_job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 # ---------------------------------------------------------------- what is told
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("spec", [{}, SERVED, LOCAL], ids=["dense", "served", "Local"])
 def test_a_good_job_is_described_by_its_first_minibatch(check_job: Any, tmp_path: Path, spec: Any) -> None:
     result = check_job(**spec)

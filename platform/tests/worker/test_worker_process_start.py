@@ -34,6 +34,7 @@ def test_tensorflow_comes_without_scikit_learn_and_ipython_and_a_model_may_impor
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.repetition
 def test_no_garbage_is_collected_while_tensorflow_is_imported() -> None:
     done = python(
         """

@@ -50,6 +50,7 @@ def test_a_global_batch_is_computed_in_minibatches_for_each_update(folder: Path,
         job.wait_for_end()
 
 
+@pytest.mark.first_cases(3)
 @pytest.mark.parametrize(
     "point", ["compute", "reduce", "apply", "applied", "compute second", "reduce second", "apply second"]
 )

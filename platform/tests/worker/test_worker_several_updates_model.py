@@ -223,6 +223,7 @@ EVERY, BEST = 5, 15
 STOP = EarlyStopping("total", "min", patience=3, restore_best_weights=True)
 
 
+@pytest.mark.repetition
 def test_the_best_weights_are_those_of_their_step_with_ranks_killed_within_an_earlier_and_a_later_one(
     gan: GanRanks, folder: Path
 ) -> None:

@@ -103,6 +103,7 @@ def test_its_data_are_made_by_the_command_of_its_job_file(name: str, tmp_path: P
     assert [source.records for source in open_reader(tmp_path / "train").sources()] == [20]
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.parametrize(
     ("module", "arguments", "said"),
     [
