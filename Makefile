@@ -27,7 +27,7 @@ ONCE_MORE ?= --reruns 1 -rR
 EDL_TEST_THIRD ?= $(shell expr $${GITHUB_RUN_NUMBER:-$$(git rev-list --count HEAD 2>/dev/null || echo 0)} % 3)
 
 .PHONY: help setup demo test test-all check static lint types layers together unit native native-test sanitizers \
-  sanitizers-once sanitizers-beside charts jobs faults faults-all third left-out chaos dist dist-test images e2e e2e-all \
+  sanitizers-once sanitizers-beside charts jobs faults faults-all third repetitions left-out chaos dist dist-test images e2e e2e-all \
   bench proto generate reference chart-schema chart-docs kustomize docs recording schema constraints clean
 
 help: ## print every target
@@ -57,9 +57,8 @@ demo: native ## train MNIST-format digits on this machine while a worker is kill
 test: check ## what CI runs: format, lint, types, layers, tests
 test-all: export EDL_TEST_THOROUGH = 1
 test-all: check faults-all sanitizers dist-test ## the same with all examples, every fault, sanitizers at length, the wheel in an empty environment
-# The tests leave a core idle at times, in which native code is compiled for the sanitizers.
 check: static
-	@$(MAKE) --no-print-directory --jobs 2 together sanitizers-beside
+	@$(MAKE) --no-print-directory together
 
 # One after the other they would leave a core idle. The longest begin.
 static: $(STAMP) ## lint, layers, types and charts, two at a time
@@ -126,7 +125,11 @@ NO_WHEEL := --ignore platform/tests/install/test_wheel.py
 faults-all: $(STAMP) native ## every process is killed at several steps, in every mode, and all that make test leaves out; one test at a time
 	EDL_TEST_THOROUGH=1 $(BIN)/pytest -q -m "faults or thorough or repetition" $(NO_WHEEL) $(ONCE_MORE)
 
-third: $(STAMP) native ## a third of the repetitions that `make test` leaves out, and of property tests with all their examples
+# Tests leave a core idle at times, in which native code is compiled for the sanitizers.
+third: $(STAMP) native ## a third of what `make test` leaves out: repetitions, property tests with all examples; native code under sanitizers
+	@$(MAKE) --no-print-directory --jobs 2 repetitions sanitizers-beside
+
+repetitions: $(STAMP) native
 	@echo "EDL_TEST_THIRD=$(EDL_TEST_THIRD): a third of the tests marked repetition, and of the property tests with all their examples"
 	EDL_TEST_THOROUGH=1 $(BIN)/pytest -q -n 2 --dist loadfile -m "(repetition or examples) and not thorough" platform/tests --third $(EDL_TEST_THIRD) $(NO_WHEEL) $(ONCE_MORE)
 

@@ -373,6 +373,7 @@ def test_a_third_class_is_not_binary(tmp_path: Path) -> None:
         image_batch(tmp_path, SchemaSpec(label_mode="binary"), image_model(4, 6, 3))
 
 
+@pytest.mark.first_cases(2)
 @pytest.mark.usefixtures("each_way_to_decode")
 @pytest.mark.parametrize("threads", [None, 2, 5])
 def test_images_that_threads_decode_keep_their_order(

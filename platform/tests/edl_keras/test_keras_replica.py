@@ -393,6 +393,7 @@ def test_a_masked_loss_of_unequal_lengths_equals_one_process(reduction: str, wei
     assert_close(replicas[0], one, 1e-5)
 
 
+@pytest.mark.repetition
 def test_outputs_with_different_masks_are_averaged_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     (replica,) = build(module(lambda: tagger(2), ["mse", "mse"]), 1)
     ((ids, labels, _),) = sequences(1)
@@ -792,6 +793,7 @@ def test_a_step_that_was_applied_is_not_undone() -> None:
 # State.
 
 
+@pytest.mark.repetition
 def test_a_rank_that_only_follows_has_the_same_state() -> None:
     replicas = build(module(noisy, summed_error, OPTIMIZERS["AdamW"]), 3)
     for minibatch in minibatches(5):
@@ -1225,6 +1227,7 @@ def test_a_variable_that_the_model_does_not_have_is_not_written(place: str) -> N
         step(build(user, 1), [minibatches(1)[0]])
 
 
+@pytest.mark.repetition
 def test_global_generators_may_draw() -> None:
     replicas = build(module(lambda: keras.Sequential([keras.Input((3,)), Drawing(), keras.layers.Dense(1)])), 2)
     assert all(result.finite for result in step(replicas, split(minibatches(1)[0], [4, 8])))
@@ -1262,6 +1265,7 @@ def small_model() -> Any:
     return keras.Sequential([keras.Input((3,)), first, keras.layers.BatchNormalization(), keras.layers.Dense(1)])
 
 
+@pytest.mark.repetition
 @pytest.mark.parametrize("optimizer", ["Momentum", *repetitions(("scaled loss", "SGD", "Adam", "AdamW"))])
 def test_a_compiled_update_is_one_op_by_op_but_for_rounding(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def scaled() -> Any:

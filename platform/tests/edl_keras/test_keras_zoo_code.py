@@ -80,6 +80,7 @@ def test_ranks_with_another_loss_have_another_fingerprint_and_the_file_is_named(
     assert first.describe_variables().keys() >= {"code of zoo_code.py", "code of zoo_code_one_parts.py"}
 
 
+@pytest.mark.repetition
 def test_packages_of_an_environment_in_the_zoo_are_no_model_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,7 @@ def test_the_late_end_of_a_round_does_not_break_the_next_one(folder):
         job.wait_for_end()
 
 
+@pytest.mark.repetition
 def test_a_worker_is_killed_while_there_is_no_master(folder):
     with AllReduceJob(folder, records=400, seconds=0.005) as job:
         ranks = [job.start_rank() for _ in range(3)]

@@ -90,6 +90,7 @@ def test_a_rank_is_killed_in_the_step_with_the_new_rate(folder, point, victim):
             assert {u: plateau_rate(u) for u in rank.replica.rate_of_update} == rank.replica.rate_of_update
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_early_stopping_ends_with_the_evaluated_step_on_all_ranks(folder, workers):
     settings = {"validation": 32, "evaluation_steps": EVERY, "callbacks": (STOP,), "workers_min": workers}
@@ -265,6 +266,7 @@ def test_a_worker_that_joins_in_an_epoch_keeps_the_state_that_callbacks_have_cha
         assert all(rank.callbacks.epoch_losses[0] == first.callbacks.epoch_losses[0] for rank in job.ranks)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("deciding", [(), (0,), (1,)], ids=["all", "first", "second"])
 def test_a_rate_that_a_callback_sets_is_that_of_all_ranks(folder, deciding):
     def halve(callbacks: RecordedCallbacks, update: int) -> None:
@@ -410,6 +412,7 @@ def test_rates_of_callbacks_are_agreed_under_random_faults(folder, seed):
         check_rates(job)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize(
     ("workers", "deciding", "global_batch", "latest"),
     [(1, (), None, 20), (3, (), None, 20), (3, (1,), None, 21), (2, (), 10, 21)],
@@ -434,6 +437,7 @@ def test_a_callback_that_stops_training_stops_all_ranks_after_the_same_step(
         check_calls(job)
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("global_batch", [None, 10])
 def test_a_callback_that_stops_training_before_a_step_stops_all_ranks_after_it(folder, global_batch):
     """As ``on_epoch_end`` does: it is called when the next epoch begins. This step has its records already."""

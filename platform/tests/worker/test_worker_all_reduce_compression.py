@@ -93,6 +93,7 @@ def join_and_kill(job: AllReduceJob) -> None:
     job.kill(job.ranks[1])
 
 
+@pytest.mark.repetition
 def test_compressed_gradients_reach_the_same_loss_with_equal_bits_on_all_ranks(folder):
     expected = train(folder, "none")[0].loss()
     assert expected < 0.02
@@ -186,6 +187,7 @@ def test_a_rank_that_was_outside_the_round_brings_no_rounding_errors_of_its_old_
     np.testing.assert_array_equal(replica.buffers[1], first)
 
 
+@pytest.mark.repetition
 def test_a_worker_that_was_stopped_and_comes_back_forgets_its_rounding_errors(folder, monkeypatch):
     forgotten, forget = [], GradientSums.forget_errors
 

@@ -170,6 +170,7 @@ def test_any_number_of_ranks_trains_as_one_process(name: str, counts: tuple[int,
             check_against_keras(Path(path), ranks, dtype, workers)
 
 
+@pytest.mark.repetition
 def test_a_summed_loss_trains_as_in_one_process(folder: Path) -> None:
     ranks = Ranks(make_module(lambda: perceptron("float64"), summed_error, OPTIMIZERS["Momentum"]))
     check_against_keras(folder, ranks, "float64", 3)

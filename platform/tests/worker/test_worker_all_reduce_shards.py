@@ -124,6 +124,7 @@ def test_a_writer_is_killed_between_its_copy_and_its_report(
     assert job.checked[-1] == job.state.step
 
 
+@pytest.mark.repetition
 def test_a_worker_that_is_told_to_leave_writes_its_shard_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     goes_on, holds = threading.Event(), threading.Event()
     write = checkpoint_writer.write_shard

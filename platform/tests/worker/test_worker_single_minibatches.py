@@ -108,6 +108,7 @@ def test_nothing_is_read_or_fed_before_the_minibatch_at_work_is_in(
     assert harness.reader.reads == [(first, first + MINIBATCH) for first in range(0, 28, MINIBATCH)]
 
 
+@pytest.mark.first_cases(1)
 def test_a_worker_feeds_no_further_ahead_than_the_core_believes(
     harness: LoopHarness, executor: SerialExecutor | None
 ) -> None:

@@ -112,6 +112,7 @@ def test_a_difference_that_feed_can_take_is_a_warning(tmp_path: Path, caplog: py
     assert not missing_keys(message, "data.validation", "another order", "test.csv")
 
 
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("validation", ["b,a,y\n2,1,3\n", "id,a,b,y\n7,1,2,3\n"], ids=["swapped", "shifted"])
 @pytest.mark.parametrize("feed", [by_position, by_slices])
 def test_a_feed_that_takes_the_cells_of_other_columns_is_refused(tmp_path: Path, feed: Any, validation: str) -> None:
