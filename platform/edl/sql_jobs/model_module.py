@@ -445,10 +445,13 @@ _MATRICES_GIVEN = (
     "    given = {\n        name: keras.Input([len(names)], dtype=COLUMNS[names[0]], name=name)\n"
     "        for name, names in MATRICES.items()\n    }\n"
 )
-_HIDDEN = """    for units in hidden:
-        x = layers.Dense(units, activation="relu")(x)
-        x = layers.Dropout(dropout)(x)
-"""
+def _hidden(further: str = "") -> str:
+    """The hidden layers. ``further``: arguments of each ``Dense``."""
+    return (
+        "    for units in hidden:\n"
+        f'        x = layers.Dense(units, activation="relu"{further})(x)\n'
+        "        x = layers.Dropout(dropout)(x)\n"
+    )
 
 
 def _given_line(inputs: ModelInputs) -> str:
@@ -467,7 +470,6 @@ def _serving_model() -> str:
 
 
 def _dnn(plan: ColumnPlan, given: str) -> str:
-    hidden = _HIDDEN.replace('activation="relu"', 'activation="relu", kernel_regularizer=small')
     last = 'layers.Dense(OUTPUTS, kernel_initializer="zeros", kernel_regularizer=small)'
     return (
         "def custom_model(hidden=(64, 32), dropout=0.1, l2=0.0):\n"
@@ -476,7 +478,7 @@ def _dnn(plan: ColumnPlan, given: str) -> str:
         '    normal distribution of deviation 1, as LogisticRegression of scikit-learn does.\n    """\n'
         f"{given}"
         "    small = keras.regularizers.L2(l2) if l2 else None\n"
-        f"    x = features = layers.Concatenate()(encode(given))\n{hidden}"
+        f"    x = features = layers.Concatenate()(encode(given))\n{_hidden(', kernel_regularizer=small')}"
         f"    network = {last}(x)\n"
         f"    linear = {last}(features)\n"
         f"    return keras.Model(given, {_output(plan, 'network + linear')})\n"
@@ -507,7 +509,7 @@ def _wide_and_deep(plan: ColumnPlan, given: str) -> str:
     return (
         f'def custom_model(hidden=(64, 32), dropout=0.1):\n    """Cheng et al., DLRS 2016."""\n{given}'
         "    wide = layers.Dense(OUTPUTS)(layers.Concatenate()(encode_wide(given)))\n"
-        f"    x = layers.Concatenate()(encode(given))\n{_HIDDEN}"
+        f"    x = layers.Concatenate()(encode(given))\n{_hidden()}"
         f"    return keras.Model(given, {_output(plan, 'layers.Dense(OUTPUTS)(x) + wide')})\n"
     )
 
@@ -521,7 +523,7 @@ def _deepfm(plan: ColumnPlan, given: str) -> str:
         "    total = sum(vectors)\n"
         "    pairs = (total * total - sum(vector * vector for vector in vectors)) / 2.0\n"
         "    linear = layers.Dense(OUTPUTS)(layers.Concatenate()([*parts, pairs]))\n"
-        f"    x = layers.Concatenate()(vectors)\n{_HIDDEN}"
+        f"    x = layers.Concatenate()(vectors)\n{_hidden()}"
         f"    return keras.Model(given, {_output(plan, 'layers.Dense(OUTPUTS)(x) + linear')})\n"
     )
 
