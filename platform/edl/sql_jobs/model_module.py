@@ -445,6 +445,8 @@ _MATRICES_GIVEN = (
     "    given = {\n        name: keras.Input([len(names)], dtype=COLUMNS[names[0]], name=name)\n"
     "        for name, names in MATRICES.items()\n    }\n"
 )
+
+
 def _hidden(further: str = "") -> str:
     """The hidden layers. ``further``: arguments of each ``Dense``."""
     return (
