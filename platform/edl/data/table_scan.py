@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import lzma
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +29,16 @@ from edl.data.parquet_reader import ParquetFooter, read_footer
 from edl.data.reader_factory import ReaderOptions
 from edl.data.remote_files import BlockStore, RemotePath
 from edl.data.table_statistics import TableStatistics, plain_type
-from edl.data.text_ranges import CSV_TYPES, TextRanges, WiderTypeError, find_wider_column, open_text_ranges, widest_type
+from edl.data.text_ranges import (
+    CSV_TYPES,
+    TextRanges,
+    WiderTypeError,
+    find_wider_column,
+    open_text_ranges,
+    parse_json_block,
+    widest_json_type,
+    widest_type,
+)
 from edl.data.unpacked_cache import is_packed, name_inside, open_packed
 
 _BATCH_RECORDS = 1 << 17
@@ -60,7 +69,7 @@ def scan_table(paths: PathOrPaths, options: Mapping[str, object], threads: int) 
         return _scan_parts([group.batches for group in _list_row_groups(name, files, columns)], threads)
     if name == "npz":
         return _scan_parts([_npz_part(NumpyReader(files, columns))], 1)
-    return _scan_parts([_json_part(file, columns) for file in files], threads)
+    return _scan_json(files, columns, threads)
 
 
 def _find_table(paths: PathOrPaths, options: Mapping[str, object]) -> tuple[str, Sequence[Path], Mapping[str, object]]:
@@ -355,11 +364,68 @@ def _to_arrow(array: Any) -> Any:
     return pa.LargeListArray.from_arrays(pa.array(bounds, pa.int64()), values)
 
 
-def _json_part(file: Path, columns: Sequence[str]) -> Part:
+def _scan_json(files: Sequence[Path], columns: Sequence[str], threads: int) -> TableStatistics:
+    types: dict[str, Any] = {}
+    for file in files:
+        with _reading(file), _open_text(file) as text:
+            _widen_json_types(types, columns, [next(_json_blocks(text), b"")], file)
+    try:
+        return _scan_parts([_json_part(file, types, columns) for file in files], threads)
+    except BadInputError as error:
+        if not isinstance(error.__cause__, pa.ArrowException):
+            raise
+        sampled = dict(types)
+        # Arrow does not say which value of a later block has another type, or which name is new: all are looked at.
+        for file in files:
+            with _reading(file), _open_text(file) as text:
+                _widen_json_types(types, columns, _json_blocks(text), file)
+        if types == sampled:
+            raise
+    return _scan_parts([_json_part(file, types, columns) for file in files], threads)
+
+
+def _json_blocks(text: Any) -> Iterator[bytes]:
+    """Whole lines, in blocks of about the same size."""
+    rest = b""
+    while data := text.read(_BLOCK_BYTES):
+        whole, end, rest = (rest + data).rpartition(b"\n")
+        if end:
+            yield whole
+    if rest:
+        yield rest
+
+
+def _widen_json_types(types: dict[str, Any], chosen: Sequence[str], blocks: Iterable[bytes], file: Path) -> None:
+    """Give each column the type that has all values of these blocks, too; only those of chosen columns must have one.
+
+    Raises:
+        BadInputError: no type has all values of a column.
+    """
+    for data in blocks:
+        table = parse_json_block(data)
+        for entry in () if table is None else table.schema:
+            try:
+                types[entry.name] = widest_json_type(types.get(entry.name, pa.null()), entry.type)
+            except ValueError as error:
+                if chosen and entry.name not in chosen:
+                    continue
+                raise BadInputError(
+                    f"column {entry.name} is {error}",
+                    where=str(file),
+                    hint="write the column with one type, or name the other columns",
+                ) from error
+
+
+def _json_part(file: Path, types: Mapping[str, Any], columns: Sequence[str]) -> Part:
+    """A file of JSON lines as all names with their types; one that a line does not have is missing there."""
+    names = _check_columns(pa.schema(list(types.items())), columns, file)
+    schema = pa.schema([(name, types[name]) for name in names])
+
     def batches(statistics: TableStatistics) -> Iterator[Any]:
         options = pajson.ReadOptions(False, _BLOCK_BYTES)
-        with _reading(file), _open_text(file) as text, pajson.open_json(text, options) as stream:
-            names = _check_columns(stream.schema, columns, file)
+        others = "ignore" if columns else "error"
+        parse = pajson.ParseOptions(explicit_schema=schema, unexpected_field_behavior=others)
+        with _reading(file), _open_text(file) as text, pajson.open_json(text, options, parse) as stream:
             for batch in stream:
                 yield batch.select(names)
 

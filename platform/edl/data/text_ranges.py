@@ -56,6 +56,36 @@ def widest_type(kind: Any, other: Any = CSV_TYPES[0]) -> Any:
     return CSV_TYPES[max(ranks)]
 
 
+def widest_json_type(kind: Any, other: Any) -> Any:
+    """The type of values of JSON of which some have one type, as Arrow infers it, and others another.
+
+    Raises:
+        ValueError: no type has both.
+    """
+    if pa.types.is_timestamp(kind):
+        # JSON has no times: to a job, and to a layer that looks values up, they are text.
+        return widest_json_type(pa.string(), other)
+    if pa.types.is_list(kind) and (pa.types.is_list(other) or pa.types.is_null(other)):
+        return pa.list_(widest_json_type(kind.value_type, other.value_type if pa.types.is_list(other) else pa.null()))
+    if pa.types.is_timestamp(other) or (pa.types.is_list(other) and pa.types.is_null(kind)):
+        return widest_json_type(other, kind)
+    if kind == other or pa.types.is_null(other):
+        return kind
+    if pa.types.is_null(kind):
+        return other
+    if {kind, other} == {pa.int64(), pa.float64()}:
+        return pa.float64()
+    raise ValueError(f"{kind} in one part of the data and {other} in another")
+
+
+def parse_json_block(data: bytes) -> Any:
+    """Whole lines of JSON as an Arrow table, with the types that Arrow infers of them; None: all are blank."""
+    if not data.strip():
+        return None
+    options = pajson.ReadOptions(use_threads=False, block_size=len(data) + 1)
+    return pajson.read_json(pa.BufferReader(data), options)
+
+
 class TextRanges(Protocol):
     """A table in files of text, of which ranges of records are read."""
 
@@ -209,7 +239,8 @@ class JsonRanges:
         lines: list[bytes] = []
         for place in _spread_blocks(self._reader, self.sources):
             lines += self._reader.read(*place, lambda _: None)
-        return self._parse(lines, None).schema if lines else pa.schema([])
+        found = self._parse(lines, None).schema if lines else pa.schema([])
+        return pa.schema([(entry.name, widest_json_type(entry.type, pa.null())) for entry in found])
 
     def widen(self, column: str) -> None:
         """See ``TextRanges``."""

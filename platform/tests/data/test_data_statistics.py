@@ -20,7 +20,7 @@ from support.examples import examples
 from support.range_server import serve_folder
 
 from edl.api.errors import BadInputError
-from edl.data import sketches
+from edl.data import sketches, table_scan
 from edl.data.data_files import PACKED_SUFFIXES
 from edl.data.sketches import hash_bytes
 from edl.data.statistics_files import (
@@ -363,6 +363,60 @@ def test_rows_with_a_wrong_number_of_cells_are_counted(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("v,w\n1,2\n1\n3,4\n")
     statistics = scan_table(tmp_path / "a.csv", {}, 1)
     assert (statistics.records, statistics.corrupt_records) == (2, 1)
+
+
+def write_lines(path: Path, *rows: str) -> None:
+    path.write_text("".join(f"{row}\n" for row in rows))
+
+
+def test_a_name_that_a_file_of_json_lines_lacks_is_missing_in_all_its_lines(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", '{"v": 1, "w": 2}')
+    write_lines(tmp_path / "b.jsonl", '{"v": 3}', '{"v": 4, "x": true}')
+    columns = columns_of(scan_table(tmp_path, {}, 2))
+    assert {name: (column["count"], column["missing"]) for name, column in columns.items()} == {
+        "v": (3, 0),
+        "w": (1, 2),
+        "x": (1, 2),
+    }
+
+
+def test_files_of_json_lines_may_have_whole_numbers_fractions_and_nulls(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", '{"v": 1, "l": [], "n": null}')
+    write_lines(tmp_path / "b.jsonl", '{"v": 1.5, "l": [1], "n": "x"}', '{"l": [0.5], "v": null, "n": null}')
+    columns = columns_of(scan_table(tmp_path, {}, 1))
+    assert (columns["v"]["type"], columns["v"]["max"], columns["v"]["missing"]) == ("double", 1.5, 1)
+    assert (columns["l"]["max"], columns["l"]["count"]) == (1.0, 2)
+    assert columns["n"]["top"] == [["x", 1]]
+
+
+def test_only_chosen_names_of_json_lines_need_one_type(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", '{"v": 1, "w": 2, "o": {"p": 1}}')
+    write_lines(tmp_path / "b.jsonl", '{"v": 3, "w": "x"}')
+    assert columns_of(scan_table(tmp_path, {"columns": ["v"]}, 1))["v"]["max"] == 3
+    with pytest.raises(BadInputError, match="column w is int64 in one part of the data and string in another"):
+        scan_table(tmp_path, {"columns": ["w"]}, 1)
+
+
+def test_lines_behind_the_first_block_may_have_a_wider_type_or_another_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_scan, "_BLOCK_BYTES", 256)
+    rows = ['{"v": 1, "n": null}'] * 50
+    write_lines(tmp_path / "a.jsonl", *rows, '{"v": 2.5, "n": 7, "late": "x"}', *rows)
+    columns = columns_of(scan_table(tmp_path / "a.jsonl", {}, 1))
+    assert (columns["v"]["max"], columns["v"]["count"]) == (2.5, 101)
+    assert (columns["n"]["max"], columns["n"]["missing"]) == (7, 100)
+    assert (columns["late"]["count"], columns["late"]["missing"]) == (1, 100)
+
+
+def test_dates_of_json_lines_are_text_as_for_a_job(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    write_lines(path, '{"day": "2020-01-01", "at": ["2020-01-01T10:00:00Z"]}')
+    columns = columns_of(scan_table(path, {}, 1))
+    assert (columns["day"]["kind"], columns["day"]["top"]) == ("text", [["2020-01-01", 1]])
+    assert columns["at"]["top"] == [["2020-01-01T10:00:00Z", 1]]
+    shared = TableRanges(path, {}).scan(str(path), 0, 1)
+    assert columns_of(shared) == columns
 
 
 @pytest.mark.parametrize(
