@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -254,7 +255,8 @@ def schema(
     found = {column["name"]: column for column in result["columns"]}
     if label is None:
         named = [name for name in found if name.lower() in _LABEL_NAMES]
-        label = (named or list(found))[-1]
+        single = [name for name, column in found.items() if "list" not in column["type"]]
+        label = (named or single or list(found))[-1]
     if label not in found:
         raise BadInputError(f"no column {label}", where="--label", hint=f"the table has {', '.join(found)}")
     options = {"format": file_format, "sep": separator, "header": None if header else False}
@@ -287,12 +289,16 @@ def _quote(text: str) -> str:
 
 
 def _feature_type(column: dict[str, Any]) -> str:
-    """The type of a feature in ``data.schema``."""
+    """The type of a feature in ``data.schema``: one that has all its values, but for the digits of fractions."""
     if column["kind"] == "text":
         return "string"
-    if column["type"] == "bool":
+    items = re.findall(r"(?:item|element): (\w+)", column["type"])  # of a list, the innermost last
+    kind = items[-1] if items else column["type"]
+    if kind == "bool":
         return "bool"
-    return "int64" if column["type"].startswith(("int", "uint")) else "float32"
+    # Times and dates are whole numbers, in units as small as 1 ns: float32 would round them to minutes.
+    is_whole = kind.startswith(("int", "uint", "timestamp", "date", "time", "duration"))
+    return "int64" if is_whole and (column["max"] is None or column["max"] < 2**63) else "float32"
 
 
 def _text_classes(column: dict[str, Any]) -> list[str]:
@@ -302,6 +308,12 @@ def _text_classes(column: dict[str, Any]) -> list[str]:
 
 
 def _describe_label(column: dict[str, Any]) -> str:
+    missing = f"; {column['missing']:,} MISSING: leave these records out, or a job ends there"
+    return _describe_task(column) + (missing if column["missing"] else "")
+
+
+def _describe_task(column: dict[str, Any]) -> str:
+    """What a model of this label would be."""
     if column["distinct"] == 2:
         return "two values: binary classification"
     if column["kind"] == "text" or (column["type"].startswith(("int", "uint")) and column["distinct"] <= _MOST_CLASSES):

@@ -10,8 +10,10 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from cli.cli_harness import run_edl
+from pyarrow import parquet
 from ruamel.yaml import YAML
 
 from edl.data.table_scan import TABLE_FORMATS
@@ -141,6 +143,44 @@ def test_a_column_with_a_label_s_name_is_the_label(tmp_path: Path, capsys: pytes
     assert run_edl("data", "schema", str(tmp_path)) == 0
     schema = YAML(typ="safe").load(capsys.readouterr().out)["data"]["schema"]
     assert schema == {"label": "Target", "features": {"x: #1": "int64"}}
+
+
+def test_missing_values_of_a_label_are_said(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_edl("data", "schema", str(table), "--label", "age") == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if "label:" in line)
+    assert line.endswith("; 1 MISSING: leave these records out, or a job ends there")
+
+
+def test_types_of_features_lose_no_digits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "events.parquet"
+    columns = {
+        "at": pa.array([1_577_836_800_000_001], pa.timestamp("us")),
+        "day": pa.array([18_262], pa.date32()),
+        "words": pa.array([[2**30 + 1]], pa.list_(pa.int64())),
+        "pair": pa.array([[1, 2]], pa.list_(pa.int8(), 2)),
+        "parts": pa.array([[[1.5]]], pa.list_(pa.list_(pa.float64()))),
+        "hash": pa.array([2**64 - 1], pa.uint64()),
+        "count": pa.array([5], pa.uint64()),
+        "y": pa.array([1.0]),
+    }
+    parquet.write_table(pa.table(columns), path)
+    assert run_edl("data", "schema", str(path)) == 0
+    features = YAML(typ="safe").load(capsys.readouterr().out)["data"]["schema"]["features"]
+    assert features == {
+        "at": "int64",
+        "day": "int64",
+        "words": "int64",
+        "pair": "int64",
+        "parts": "float32",
+        "hash": "float32",  # int64 has not its values
+        "count": "int64",
+    }
+
+
+def test_a_column_of_lists_is_not_guessed_as_the_label(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.jsonl").write_text('{"y": 1, "words": [1, 2]}\n{"y": 2, "words": []}\n')
+    assert run_edl("data", "schema", str(tmp_path)) == 0
+    assert YAML(typ="safe").load(capsys.readouterr().out)["data"]["schema"]["label"] == "y"
 
 
 def test_the_values_of_a_label_of_text_are_its_classes(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
