@@ -12,6 +12,8 @@ import numpy as np
 
 Statistics: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
 _VERSION = 1
+_WHOLE_TEXT_BYTES = 252
+"""Statistics cut texts at 256 bytes, and within a character: a shorter one is whole."""
 
 
 def adapt_from(statistics: Statistics, column: str | Sequence[str], layer: Any) -> Any:
@@ -97,7 +99,13 @@ def _vocabulary(column: Mapping[str, Any], kind: str, config: Mapping[str, Any])
             f"the statistics list {len(column['top'])} of about {column['distinct']} values of column {name}: "
             "give the layer max_tokens, or `edl data stats` a larger --top"
         )
-    return {"vocabulary": values[:places]}
+    vocabulary = values[:places]
+    if any(isinstance(value, str) and len(value.encode()) > _WHOLE_TEXT_BYTES for value in vocabulary):
+        raise ValueError(
+            f"column {name} has texts of more than {_WHOLE_TEXT_BYTES} bytes, which statistics cut: "
+            f"let {kind}.adapt read the data, or look up a shorter column"
+        )
+    return {"vocabulary": vocabulary}
 
 
 def _boundaries(column: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:

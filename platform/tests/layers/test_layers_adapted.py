@@ -142,3 +142,13 @@ def test_a_vocabulary_that_is_not_listed_whole_is_refused(columns: dict[str, Any
 def test_statistics_of_another_version_are_refused() -> None:
     with pytest.raises(ValueError, match="edl data stats"):
         adapt_from({"version": 99, "columns": []}, "a", keras.layers.Normalization())
+
+
+@pytest.mark.parametrize("cut", ["b" * 300, "é" * 200, "a" + "é" * 200], ids=["ascii", "two_bytes", "half_a_character"])
+def test_texts_that_statistics_have_cut_are_no_vocabulary(cut: str) -> None:
+    # Looked up as they are cut, no text of the data would be found.
+    statistics = summarize({"review": [cut, "good", "good"]})
+    with pytest.raises(ValueError, match=r"review has texts of more than 25. bytes"):
+        adapt_from(statistics, "review", keras.layers.StringLookup())
+    layer = adapt_from(statistics, "review", keras.layers.StringLookup(max_tokens=2))
+    assert layer.get_vocabulary() == ["[UNK]", "good"]
