@@ -391,6 +391,13 @@ def _list_saved_files(folder: Path) -> list[Path]:
             where=str(state),
             hint="save the data set again with save_to_disk",
         ) from error
+    if saved.get("_indices_data_files"):
+        # Old versions of `datasets` kept the files of the whole set, and beside them which records are in it.
+        raise BadInputError(
+            "the data set is a part of the records in its files, or has them in another order",
+            where=str(state),
+            hint="load it with `datasets`, and save flatten_indices() of it with save_to_disk",
+        )
     for file in files:
         if file.parent != folder:
             raise BadInputError(f"file {file.name} is outside of the folder", where=str(state))

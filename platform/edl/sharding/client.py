@@ -234,7 +234,10 @@ class Client:
         if self._ahead is not None:
             raise ValueError("a loader takes the minibatches of this client: see client.batches_ahead()")
         if self._shard is not None and self._shard.is_held:
-            raise ValueError(f"{self._shard!r} is not done: report it, or take all of its batches")
+            raise ValueError(
+                f"{self._shard!r} is not done: report_done() it, whose number counts from its beginning, or take all "
+                "of its batches"
+            )
         if self._shard is not None:
             self._drop(self._shard)
         while not self._has_ended:

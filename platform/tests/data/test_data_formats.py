@@ -1183,6 +1183,18 @@ def test_folders_of_hugging_face_have_class_names_and_their_own_order(tmp_path: 
             open_reader(folder)
 
 
+def test_a_folder_of_hugging_face_with_an_index_of_its_records_is_refused(tmp_path: Path) -> None:
+    folder = save_hugging_face(tmp_path / "train", [pa.table({"label": [0, 1, 2]})], {})
+    state = folder / "state.json"
+    saved = json.loads(state.read_text())
+    state.write_text(json.dumps({**saved, "_indices_data_files": None}))
+    assert open_reader(folder).sources()[0].records == 3
+    state.write_text(json.dumps({**saved, "_indices_data_files": [{"filename": "indices.arrow"}]}))
+    with pytest.raises(BadInputError, match="a part of the records") as refused:
+        open_reader(folder)
+    assert "flatten_indices" in str(refused.value.hint)
+
+
 # --------------------------------------------------------------------------------------------------
 # Compressed files.
 
