@@ -351,9 +351,17 @@ class ModelLoss:
             return labels
         label_list = list(labels) if isinstance(labels, list | tuple) else [labels]
         if len(label_list) != len(outputs):
+            outputs_text = f"the model has {len(outputs)} outputs: {_quote_names(outputs)}"
+            if hasattr(self._module.feed, "feed_minibatch"):  # edl.keras.default_feed
+                raise BadInputError(
+                    f"gives one label per record, but {outputs_text}",
+                    where="data.schema.label",
+                    hint="remove data.schema, and define feed(dataset, mode, metadata) in the model module: it gives "
+                    "labels by the outputs' names, as a dict",
+                )
+            count = len(label_list)
             raise self._input_error(
-                f"feed gives {len(label_list)} labels per record, but the model has {len(outputs)} outputs:"
-                f" {_quote_names(outputs)}",
+                f"feed gives {count} {'label' if count == 1 else 'labels'} per record, but {outputs_text}",
                 "give labels by the outputs' names, as a dict",
             )
         return dict(zip(outputs, label_list, strict=True))

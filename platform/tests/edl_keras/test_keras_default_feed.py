@@ -19,6 +19,7 @@ from edl.data.reader import Metadata
 from edl.data.record_columns import ColumnRecords, RaggedColumn
 from edl.keras.image_feed import decoding_threads
 from edl.keras.model_contract import load_model_module
+from edl.keras.model_loss import ModelLoss
 from edl.worker.feed_pipeline import FeedFunction
 from edl.worker.record_stream import RecordWindow
 
@@ -411,3 +412,17 @@ def test_as_many_images_are_decoded_at_once_as_the_worker_has_cores(
 ) -> None:
     monkeypatch.setattr(tf.config.threading, "get_intra_op_parallelism_threads", lambda: cores)
     assert decoding_threads() == threads
+
+
+@pytest.mark.parametrize("feed", ["", "def feed(dataset, mode, metadata):\n    return dataset\n"])
+def test_one_label_for_two_outputs_is_refused_with_what_to_do(tmp_path: Path, feed: str) -> None:
+    (tmp_path / "model.py").write_text(TWO_INPUTS + feed)
+    schema = None if feed else SchemaSpec(label="rich", features=FEATURES)
+    module = load_model_module(ModelSpec("model.custom_model", zoo=str(tmp_path)), needs_metrics=False, schema=schema)
+    predictions = {"low": tf.zeros((2, 1)), "high": tf.zeros((2, 1))}
+    with pytest.raises(EdlError) as error:
+        ModelLoss(module, ["low", "high"])(tf.zeros((2, 1)), predictions, training=True)
+    text = f"{error.value} {error.value.where} {error.value.hint}"
+    place = "feed gives 1 label per record" if feed else "data.schema.label"
+    assert not missing_keys(text, place, "the model has 2 outputs: 'low', 'high'", "labels by the outputs' names")
+    assert ("remove data.schema" in text) == (not feed)
