@@ -109,9 +109,16 @@ class TypedJsonReader:
                 return f"no value of {name}"
             converted = _convert(value, kind)
             if converted is None:
-                return f"{name} is {json.dumps(value):.40}, which is no {kind}"
+                more = f": {_NESTED}" if isinstance(value, list | dict) else ""
+                return f"{name} is {json.dumps(value):.40}, which is no {kind}{more}"
             values.append(converted)
         return values
+
+
+_NESTED = (
+    "data.schema takes single values of JSON lines. Lists of numbers or text are read from Parquet "
+    "(edl data convert --to parquet), all else by a feed in the model module"
+)
 
 
 def _convert(value: Any, kind: str) -> Any:

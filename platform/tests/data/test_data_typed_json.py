@@ -49,17 +49,25 @@ def read_typed(path: Path, lines: list[str], types: dict[str, str] = TYPES) -> t
 GOOD = {"n": 1, "x": 0.5, "word": "a", "yes": False}
 
 
+NESTED = (
+    "data.schema takes single values of JSON lines. Lists of numbers or text are read from Parquet "
+    "(edl data convert --to parquet), all else by a feed in the model module"
+)
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
         (json.dumps({**GOOD, "x": None}), "no value of x"),
         (json.dumps({"n": 1, "x": 0.5, "word": "a"}), "no value of yes"),
         (json.dumps({**GOOD, "n": 1.5}), "n is 1.5, which is no int64"),
+        (json.dumps({**GOOD, "n": [1, 2]}), f"n is [1, 2], which is no int64: {NESTED}"),
+        (json.dumps({**GOOD, "n": {"a": 1}}), f'n is {{"a": 1}}, which is no int64: {NESTED}'),
         (json.dumps({**GOOD, "n": 2**63}), "n is 9223372036854775808, which is no int64"),
         (json.dumps({**GOOD, "n": True}), "n is true, which is no int64"),
         (json.dumps({**GOOD, "x": "old"}), 'x is "old", which is no float32'),
         (json.dumps({**GOOD, "yes": 1}), "yes is 1, which is no bool"),
-        (json.dumps({**GOOD, "word": ["a"]}), 'word is ["a"], which is no string'),
+        (json.dumps({**GOOD, "word": ["a"]}), f'word is ["a"], which is no string: {NESTED}'),
         ('{"n": 1, "x": }', "not a JSON object"),
         ("3", "not a JSON object"),
         (2 * json.dumps(GOOD), "not a JSON object"),
