@@ -207,10 +207,13 @@ def describe_errors(result: dict[str, Any]) -> str:
     summary += "".join(f"Damaged: {place}. " for place in result.get("damaged", ()))
     if not (rank or distinct or share):
         return summary + "All figures are exact."
-    return summary + (
-        f"Ranks of quantiles are wrong by at most {rank:.2%} of the values, counts of frequent values by at most "
-        f"{share:.2%}; numbers of distinct values with ~ by {distinct:.1%} or less in 95 of 100 cases."
-    )
+    errors = {
+        f"ranks of quantiles are wrong by at most {rank:.2%} of the values": rank,
+        f"counts of frequent values by at most {share:.2%} of the values": share,
+        f"numbers of distinct values with ~ by {distinct:.1%} or less in 95 of 100 cases": distinct,
+    }
+    said = "; ".join(text for text, error in errors.items() if error)
+    return summary + said[0].upper() + said[1:] + "."
 
 
 def format_value(value: Any) -> str:
@@ -229,13 +232,19 @@ def format_value(value: Any) -> str:
 
 _LABEL_NAMES = ("label", "target", "class", "y")
 _MOST_CLASSES = 1000
+_MOST_GUESSED_TEXTS = 100
+"""A text with more values is rather a feature than the classes of a label, which the schema would list."""
 
 
 def schema(
     paths: PathsArgument,
     label: Annotated[
         str | None,
-        typer.Option("--label", help="The label's column; by default one with such a name, else the last."),
+        typer.Option(
+            "--label",
+            help="The label's column; by default one with such a name, else the last that is no list and no text of "
+            f"more than {_MOST_GUESSED_TEXTS} values.",
+        ),
     ] = None,
     file_format: FormatOption = None,
     columns: ColumnsOption = None,
@@ -255,8 +264,7 @@ def schema(
     found = {column["name"]: column for column in result["columns"]}
     if label is None:
         named = [name for name in found if name.lower() in _LABEL_NAMES]
-        single = [name for name, column in found.items() if "list" not in column["type"]]
-        label = (named or single or list(found))[-1]
+        label = (named or [name for name in found if _may_be_label(found[name])] or list(found))[-1]
     if label not in found:
         raise BadInputError(f"no column {label}", where="--label", hint=f"the table has {', '.join(found)}")
     options = {"format": file_format, "sep": separator, "header": None if header else False}
@@ -305,6 +313,11 @@ def _text_classes(column: dict[str, Any]) -> list[str]:
     """The values of a label that is text, sorted, if the result has them all."""
     values = sorted(value for value, _ in column["top"])
     return values if column["kind"] == "text" and len(values) == column["distinct"] else []
+
+
+def _may_be_label(column: dict[str, Any]) -> bool:
+    has_many_texts = column["kind"] == "text" and column["distinct"] > _MOST_GUESSED_TEXTS
+    return "list" not in column["type"] and not has_many_texts
 
 
 def _describe_label(column: dict[str, Any]) -> str:

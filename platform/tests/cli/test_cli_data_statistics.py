@@ -183,6 +183,25 @@ def test_a_column_of_lists_is_not_guessed_as_the_label(tmp_path: Path, capsys: p
     assert YAML(typ="safe").load(capsys.readouterr().out)["data"]["schema"]["label"] == "y"
 
 
+def test_lists_and_texts_of_many_values_are_not_guessed_to_be_the_label(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"kind": f"k{number % 3}", "words": [number], "text": f"words of {number}"} for number in range(200)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert run_edl("data", "schema", str(tmp_path / "a.jsonl")) == 0
+    schema = YAML(typ="safe").load(capsys.readouterr().out)["data"]["schema"]
+    assert schema == {"label": "kind", "classes": ["k0", "k1", "k2"], "features": {"text": "string"}}
+
+
+def test_the_summary_has_no_errors_of_zero(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"v": [*range(7)] * 12}) + "\n" for _ in range(200)))
+    assert run_edl("data", "stats", str(tmp_path / "a.jsonl")) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Ranks of quantiles are wrong by at most 0.0" in out
+    assert "frequent values by" not in out
+    assert "distinct values with ~" not in out
+
+
 def test_the_values_of_a_label_of_text_are_its_classes(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_edl("data", "schema", str(table), "--label", "city") == 0
     schema = YAML(typ="safe").load(capsys.readouterr().out)["data"]["schema"]
