@@ -160,13 +160,14 @@ def training_size_error(minibatch: int, records: int, epochs: int, global_batch:
         return None
     if not records:
         return "the training data has no records"
+    count_text = f"{records:,} record{'' if records == 1 else 's'}"
     if global_batch is not None:
         return (
-            f"strategy.global_batch is {global_batch:,}, and data.training has {records:,} records: an epoch would be "
+            f"strategy.global_batch is {global_batch:,}, and data.training has {count_text}: an epoch would be "
             "a single step, and not full; lower strategy.global_batch, or name more data"
         )
     return (
-        f"train.minibatch_size is {minibatch:,}, and data.training has {records:,} records: no minibatch would "
+        f"train.minibatch_size is {minibatch:,}, and data.training has {count_text}: no minibatch would "
         "be full, and an epoch a single step; lower train.minibatch_size, or name more data"
     )
 

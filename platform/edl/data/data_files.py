@@ -321,7 +321,26 @@ def find_data(paths: PathOrPaths, format_name: str | None = None, store: BlockSt
     if format_name in _FORMATS_OF_FOLDERS or (format_name is None and are_folders):
         _check_listed_once(listed)
         return tuple(listed)
-    return list_data_files(paths, store)
+    files = list_data_files(paths, store)
+    if format_name is None and all(format_of_name(file) == "text" for file in files):
+        for folder in listed:
+            _refuse_notes_beside_images(folder)
+    return files
+
+
+def _refuse_notes_beside_images(folder: Path) -> None:
+    """Refuse a folder of classes in which a text lies, too: it would be trained on instead of the images."""
+    if not folder.is_dir():
+        return
+    entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    classes = [entry.name for entry in entries if entry.is_dir() and contains_images(entry.iterdir())]
+    if classes:
+        text = next(entry.name for entry in entries if entry.is_file())
+        raise BadInputError(
+            f"it has {text}, and folders of images: {', '.join(classes[:5])}{', …' if len(classes) > 5 else ''}",
+            where=str(folder),
+            hint="set data.reader.format to images or to text",
+        )
 
 
 _FORMATS_OF_FOLDERS = ("images", "coco")

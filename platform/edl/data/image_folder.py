@@ -6,9 +6,10 @@ sorted names of the class folders; -1 for an image outside of them) and ``path``
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,11 @@ from edl.data.reader_factory import ReaderOptions
 from edl.data.record_columns import ColumnRecords
 from edl.data.remote_files import RemotePath, fetch_files
 
+_LOG = logging.getLogger(__name__)
+
 IMAGE_BLOCK_RECORDS = 16
 _MEASURED_FILES = 64
+_ENDINGS = ", ".join(sorted(IMAGE_SUFFIXES))
 COLUMNS = ("image", "label", "path")
 _DTYPES = {"image": "string", "label": "int64", "path": "string"}
 
@@ -129,25 +133,35 @@ def list_images(folder: Path) -> tuple[str, ...]:
         for place, names, files in os.walk(folder, onerror=_raise_error, followlinks=True):
             names[:] = sorted(name for name in names if not name.startswith("."))
             relative = Path(place).relative_to(folder)
-            found += [(relative / name).as_posix() for name in files if not name.startswith(".") and is_image(name)]
+            found += [(relative / name).as_posix() for name in files if not name.startswith(".")]
     except OSError as error:
         raise read_error(folder, error) from error
-    return _sort_images(folder, found)
+    return _choose_images(folder, found)
 
 
 def _list_remote_images(folder: RemotePath) -> tuple[str, ...]:
     start = len(str(folder)) + 1
     names = [str(each)[start:] for each in folder.find()]
     shown = [name for name in names if not any(part.startswith(".") for part in name.split("/"))]
-    return _sort_images(folder, [name for name in shown if is_image(name)])
+    return _choose_images(folder, shown)
 
 
-def _sort_images(folder: object, found: list[str]) -> tuple[str, ...]:
+def _choose_images(folder: object, names: list[str]) -> tuple[str, ...]:
+    """The images of these files, sorted. A log says which of the others are inside of a class."""
+    found = [name for name in names if is_image(name)]
     if not found:
-        raise BadInputError(
-            "the folder has no images", where=str(folder), hint=f"images end with {', '.join(sorted(IMAGE_SUFFIXES))}"
-        )
+        raise BadInputError("the folder has no images", where=str(folder), hint=f"images end with {_ENDINGS}")
+    # Beside the classes there may be lists and notes; inside of them a file may be an image of another kind.
+    if left_out := sorted(name for name in set(names).difference(found) if _class_of(name)):
+        count = "1 file is" if len(left_out) == 1 else f"{len(left_out):,} files are"
+        _warn_once(f"{folder}: {count} left out, such as {left_out[0]}: images end with {_ENDINGS}")
     return tuple(sorted(found))
+
+
+@cache
+def _warn_once(text: str) -> None:
+    """Log it once in a process, which may read a folder for training and for validation."""
+    _LOG.warning("%s", text)
 
 
 def _raise_error(error: OSError) -> None:

@@ -145,12 +145,13 @@ class CorruptRecordSkipper:
             # The records of a damaged chunk arrive one by one when shuffled; log it only once.
             single_record = corrupt.records == 1 < len(corrupt.damaged)
             damaged_chunk = (corrupt.source, corrupt.damaged)
+            first = corrupt.damaged[0] if single_record else corrupt.start
+            last = corrupt.damaged[-1] if single_record else corrupt.end - 1
             _LOG.log(
                 logging.DEBUG if single_record and damaged_chunk in self._logged_chunks else logging.WARNING,
-                "%s: records %d to %d are corrupt (%s): skipped, %d of %d allowed so far",
+                "%s: %s corrupt (%s): skipped, %d of %d allowed so far",
                 corrupt.source,
-                corrupt.damaged[0] if single_record else corrupt.start,
-                corrupt.damaged[-1] if single_record else corrupt.end - 1,
+                f"record {first} is" if first == last else f"records {first} to {last} are",
                 corrupt.reason,
                 len(self._corrupt_positions),
                 self.limit,

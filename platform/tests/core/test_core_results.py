@@ -137,6 +137,10 @@ def test_a_job_whose_epoch_does_not_fill_a_minibatch_ends_before_it_begins(sourc
     assert not [entry for entry in harness.journal if entry["kind"] == "dataset"]
 
 
+def test_one_record_is_one_record_in_the_message() -> None:
+    assert "data.training has 1 record: no minibatch" in str(training_size_error(8, 1, 1, None))
+
+
 def test_a_job_whose_epoch_does_not_fill_a_step_of_all_workers_ends_before_it_begins() -> None:
     why = training_size_error(8, 20, 1, 32)
     assert why is not None

@@ -26,14 +26,16 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 from support.reader_contract import FEW_RECORDS, RECORDS, ReaderCase, ReaderContract, WriteOnce
+from support.text_keys import missing_keys
 from support.tfrecords import write_tfrecord
 
 from edl.api.errors import BadInputError
 from edl.api.job_spec import DataSpec
 from edl.data.block_file import FramingError
 from edl.data.coco_masks import unpack_runs
-from edl.data.data_files import decode_index, encode_index
+from edl.data.data_files import decode_index, encode_index, find_data
 from edl.data.image_content import find_image_fault
+from edl.data.image_folder import list_images
 from edl.data.parquet_reader import ParquetReader
 from edl.data.reader import CorruptRange
 from edl.data.reader_factory import check_reader_options, open_reader, shuffled_order
@@ -913,6 +915,30 @@ def test_an_image_with_a_wrong_checksum_is_corrupt() -> None:
     png = bytearray(encode_image(".png"))
     png[len(png) // 2] ^= 1
     assert find_image_fault(bytes(png)) == "the image has a wrong checksum"
+
+
+def test_files_of_a_class_that_are_no_images_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("cat/a.png", "cat/b.tiff", "cat/c.txt", "cat/.hidden", "dog/d.png", "list.csv"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(PNG)
+    assert list_images(tmp_path) == ("cat/a.png", "dog/d.png")
+    assert not missing_keys(caplog.text, "2 files are left out, such as cat/b.tiff", ".png, .webp")
+    caplog.clear()
+    (tmp_path / "cat/b.tiff").unlink()
+    list_images(tmp_path)
+    assert "1 file is left out, such as cat/c.txt" in caplog.text
+
+
+def test_a_text_beside_folders_of_images_is_not_taken_for_the_data(tmp_path: Path) -> None:
+    for name in ("cat/a.png", "dog/b.png", "README.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(PNG)
+    with pytest.raises(BadInputError) as error:
+        find_data(str(tmp_path))
+    assert not missing_keys(f"{error.value} {error.value.hint}", "README.txt", "cat, dog", "data.reader.format")
+    assert find_data(str(tmp_path), "images") == (tmp_path,)
+    assert find_data(str(tmp_path), "text") == (tmp_path / "README.txt",)
+    assert find_data(str(tmp_path / "README.txt")) == (tmp_path / "README.txt",)
 
 
 def test_a_set_without_a_class_keeps_the_labels_of_training(tmp_path: Path) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.data.reader import CorruptRecordError
+from edl.data.reader import CorruptRange, CorruptRecordError
 from edl.data.recordio.reader import RecordIOReader
 from edl.data.recordio.writer import Writer
 from edl.worker.record_stream import CorruptRecordSkipper
@@ -58,3 +59,17 @@ def test_following_the_hint_leads_past_a_chunk_at_a_time(intact_file: Path, chun
         allowed = int(said[1])
         assert allowed == found * CHUNK
     assert read_all(reader, allowed) == len(chunks) * CHUNK
+
+
+def test_a_single_record_is_named_in_the_singular(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class OneIsCorrupt(RecordIOReader):
+        def read(self, source: str, start: int, end: int, on_corrupt: Any = None) -> Any:
+            on_corrupt(CorruptRange(source, 2, 3, None, 0, "no value of x"))
+            on_corrupt(CorruptRange(source, 4, 6, None, 0, "no value of x"))
+            return [b"1", b"2", b"3"]
+
+    with Writer(tmp_path / "a.recordio") as writer:
+        writer.write(b"")
+    CorruptRecordSkipper(9).read(OneIsCorrupt([tmp_path / "a.recordio"]), "a", 0, 6)
+    assert "a: record 2 is corrupt (no value of x): skipped, 1 of 9 allowed so far" in caplog.text
+    assert "a: records 4 to 5 are corrupt (no value of x)" in caplog.text
