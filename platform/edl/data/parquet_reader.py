@@ -7,6 +7,7 @@ memory, and shuffled training keeps those of its window. Row groups that are nee
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -162,7 +163,8 @@ class ParquetReader:
     def _ranges_of(self, source: str, number: int) -> tuple[Path, FileStat, list[tuple[int, int]]]:
         footer = self._footer(source)
         ranges = footer.ranges[number] if number < len(footer.ranges) else {}
-        chosen = [place for name, place in ranges.items() if name.partition(".")[0] in self._schema.names]
+        known = set(self._schema.names)
+        chosen = [place for name, place in ranges.items() if name.partition(".")[0] in known]
         return self._paths[source], FileStat(*footer.version), chosen
 
     def _read_rows(self, source: str, number: int, rows: range, on_corrupt: OnCorrupt | None) -> list[Sequence[Any]]:
@@ -253,9 +255,10 @@ class ParquetReader:
         first, *others = self._paths
         fetch_ends(self._paths.values())
         chosen = self._choose(first)
+        known = set(chosen.names)
         for other in others:
             found = self._choose(other)
-            extra = [name for name in self._footer(other).schema.names if name not in chosen.names]
+            extra = [name for name in self._footer(other).schema.names if name not in known]
             if extra and not self._columns:
                 raise BadInputError(
                     f"column {', '.join(extra)} is not in {first}",
@@ -278,7 +281,8 @@ class ParquetReader:
         names = self._columns or self._footer(next(iter(self._paths))).schema.names
         if not names:
             raise BadInputError("the file has no columns", where=source, hint="write it again, or remove it")
-        missing = [name for name in names if name not in schema.names]
+        counts = Counter(schema.names)
+        missing = [name for name in names if name not in counts]
         if missing:
             raise BadInputError(
                 f"no column {', '.join(missing)} in {source}",
@@ -286,7 +290,7 @@ class ParquetReader:
                 hint=f"the file has the columns {', '.join(schema.names)}",
             )
         for name in names:
-            if schema.names.count(name) > 1:
+            if counts[name] > 1:
                 raise BadInputError(
                     f"the file has two columns {name}",
                     where=source,

@@ -217,12 +217,12 @@ def _scan_parts(parts: Sequence[Part], threads: int) -> TableStatistics:
 
 
 def _check_columns(schema: Any, columns: Sequence[str], where: Path) -> list[str]:
-    names = list(columns or schema.names)
-    if missing := [name for name in names if name not in schema.names]:
-        raise BadInputError(
-            f"no column {', '.join(missing)}", where=str(where), hint=f"it has {', '.join(schema.names)}"
-        )
-    if len(set(schema.names)) != len(schema.names):
+    present = schema.names  # a new list each time that it is asked for
+    known = set(present)
+    names = list(columns or present)
+    if missing := [name for name in names if name not in known]:
+        raise BadInputError(f"no column {', '.join(missing)}", where=str(where), hint=f"it has {', '.join(present)}")
+    if len(known) != len(present):
         raise BadInputError("a column name appears twice", where=str(where), hint="rename one of the columns")
     for name in names:
         try:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import re
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -375,13 +376,32 @@ def make_serving_model(module: ModelModule, model: Any) -> Any:
 def load_weights(module: ModelModule, model: Any, path: Path) -> None:
     """Load a file of Keras into a model, also one of the model that was exported for it."""
     if module.serving_model is not None:
-        try:
-            make_serving_model(module, model).load_weights(path)
-        except Exception as error:  # noqa: BLE001  of Keras, HDF5 and zipfile: it may be a file of the model itself
-            _LOG.debug("%s is no file of the serving model: %s", path, error)
-        else:
-            return
+        # The serving model of a wide table has thousands of inputs, and takes minutes.
+        makers = (lambda: _wrap_trained_model(model, path), lambda: make_serving_model(module, model))
+        for make_exported in makers:
+            try:
+                make_exported().load_weights(path)
+            except Exception as error:  # noqa: BLE001  of Keras, HDF5 and zipfile: it may be a file of the model itself
+                _LOG.debug("%s is no file of the serving model: %s", path, error)
+            else:
+                return
     model.load_weights(path)
+
+
+def _wrap_trained_model(model: Any, path: Path) -> Any:
+    """A model around the trained one that loads a file of the serving model.
+
+    Raises:
+        ValueError: the file holds other models, too.
+    """
+    with zipfile.ZipFile(path) as archive:
+        layers = json.loads(archive.read("config.json"))["config"]["layers"]
+    # Keras finds the weights of a layer by its class, and its number among those of this class.
+    kind = type(model).__name__
+    if sum(each["class_name"] == kind for each in layers) != 1:
+        raise ValueError(f"not one layer is a {kind}")
+    given = keras.tree.map_structure(lambda each: keras.Input(batch_shape=each.shape, dtype=each.dtype), model.input)
+    return keras.Model(keras.tree.flatten(given), model(given))
 
 
 def check_same_model(*, trained: ShapesByName, rebuilt: ShapesByName) -> None:

@@ -466,7 +466,8 @@ def _serving_model() -> str:
         'def serving_model(model):\n    """What is exported: it takes the columns one by one."""\n'
         f"{_COLUMNS_GIVEN}"
         "    matrices = {\n"
-        "        matrix: layers.Concatenate()([given[name] for name in names]) for matrix, names in MATRICES.items()\n"
+        # The layer of this name compares all columns with all.
+        "        matrix: ops.concatenate([given[each] for each in names], 1) for matrix, names in MATRICES.items()\n"
         "    }\n    return keras.Model(given, model(matrices))\n"
     )
 

@@ -94,12 +94,14 @@ def prepare_prediction(
 
 def stack_columns(table: Any, inputs: ModelInputs) -> Any:
     """The columns of each matrix as one, with a list of fixed size in each row; others stay as they are."""
+    stacked = dict[str, Any]()
     for matrix, names in inputs.matrices().items():
         columns = [table.column(name) for name in names]
         cells = np.stack([column.to_numpy() for column in columns], axis=1) if table.num_rows else np.zeros((0, 1))
         flat = pa.array(cells.reshape(-1), columns[0].type)
-        table = table.drop_columns(names).append_column(matrix, pa.FixedSizeListArray.from_arrays(flat, len(names)))
-    return table.select(_field_names(inputs, table.column_names))
+        stacked[matrix] = pa.FixedSizeListArray.from_arrays(flat, len(names))
+    wanted = _field_names(inputs, table.column_names)
+    return pa.table([stacked[name] if name in stacked else table.column(name) for name in wanted], wanted)
 
 
 def _field_names(inputs: ModelInputs, present: Sequence[str]) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from hashlib import sha256
@@ -512,7 +513,7 @@ def _quoted(name: str) -> Any:
 
 def _plain_schema(schema: pa.Schema) -> pa.Schema:
     names = schema.names
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice or not names or not all(name.strip() for name in names):
         raise BadInputError(
             f"columns have no names of their own: {', '.join(twice) or names}", where="the rows to write"

@@ -19,7 +19,7 @@ import tensorflow as tf  # noqa: E402
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.api.job_spec import ModelSpec  # noqa: E402
 from edl.jobfile.zoo_lookup import find_misnamed  # noqa: E402
-from edl.keras import model_export  # noqa: E402
+from edl.keras import model_building, model_export  # noqa: E402
 from edl.keras.model_contract import load_model_module  # noqa: E402
 from edl.keras.network import KerasNetwork  # noqa: E402
 
@@ -85,6 +85,33 @@ def test_a_file_of_the_trained_model_itself_loads_too(tmp_path: Path) -> None:
     model_export.export_keras_file(network, values, {}, tmp_path / "best.keras", weights_only=False)
     assert set(keras.models.load_model(tmp_path / "best.keras").input) == {"both"}
     np.testing.assert_array_equal(network.load_weights_file(tmp_path / "best.keras"), values)
+
+
+def test_weights_load_without_building_the_serving_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One with thousands of inputs takes minutes."""
+    network = build(load(tmp_path))
+    values = flat_values(network)
+    model_export.export_model(network, values, {}, tmp_path / "model.keras", tmp_path / "saved")
+    monkeypatch.setattr(model_building, "make_serving_model", lambda *_: pytest.fail("the serving model was built"))
+    np.testing.assert_array_equal(network.load_weights_file(tmp_path / "model.keras"), values)
+
+
+TWO_MODELS = """
+def serving_model(model):
+    given = {name: keras.Input([1], name=name) for name in ("first", "second")}
+    both = keras.layers.Concatenate()([given["first"], given["second"]])
+    twice = keras.Input([2])
+    first = keras.Model(twice, keras.layers.Dense(1, kernel_initializer="ones")(twice))
+    return keras.Model(given, [model({"both": both * keras.ops.sign(first(both))})])
+"""
+
+
+def test_of_two_models_in_the_serving_model_the_trained_one_gets_its_weights(tmp_path: Path) -> None:
+    begin, end = MODEL.index("def serving_model"), MODEL.index("def feed")
+    network = build(load(tmp_path, MODEL[:begin] + TWO_MODELS + MODEL[end:]))
+    values = flat_values(network)
+    model_export.export_model(network, values, {}, tmp_path / "model.keras", tmp_path / "saved")
+    np.testing.assert_array_equal(network.load_weights_file(tmp_path / "model.keras"), values)
 
 
 def test_what_is_no_model_is_refused_at_the_export(tmp_path: Path) -> None:
