@@ -280,7 +280,10 @@ class JobStateMachine(JobState):
         return min(times)
 
     def begin_incarnation(self, number: int) -> list[CoreCommand]:
-        """Start as master number ``number`` of this run; a cut in progress is aborted."""
+        """Start as master number ``number`` of this run, the first one or one that was restarted.
+
+        The state is that of the replayed journal; a cut in progress is aborted.
+        """
         self.pending_commands = []
         self.record_entry(MasterStarted(number=number))
         allreduce.restart_world(self)

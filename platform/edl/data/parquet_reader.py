@@ -411,7 +411,7 @@ def _dtype_name(field: pa.Field) -> str:
 
 
 def to_row_group(table: pa.Table) -> RowGroup:
-    """The rows of a table; those without a value in a column are named as unusable."""
+    """The rows of a table. A row with NULL in a column is refused: it is named as unusable, a corrupt record."""
     unusable: dict[int, str] = {}
     columns: dict[str, Column] = {}
     for name, chunked in zip(table.column_names, table.columns, strict=True):
@@ -430,7 +430,7 @@ def _combine(chunked: pa.ChunkedArray) -> pa.Array:
 
 
 def _missing_rows(array: pa.Array) -> list[int]:
-    """Rows without a value, or with a list that lacks one."""
+    """Rows that have NULL, or a list with NULL in it."""
     missing = np.asarray(pc.is_null(array)).nonzero()[0].tolist() if array.null_count else []
     if _is_list(array.type) and (bad := _missing_rows(array.flatten())):
         parents = np.asarray(pc.list_parent_indices(array))

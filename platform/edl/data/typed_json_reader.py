@@ -95,7 +95,7 @@ class TypedJsonReader:
         return ColumnRecords({name: to_numpy(table[name]) for name in self._types})
 
     def _parse_line(self, line: bytes) -> list[Any] | str:
-        """The values of a line, or what is wrong with it."""
+        """The values of a line, or why it is refused: a feature is NULL, is missing or has another type."""
         try:
             found = json.loads(line)
         except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Admission of pushes: each (lease, step) at most once, and none of a revoked lease.
+"""Which pushes are refused: a step of a lease that was applied before, and all steps of a revoked lease.
 
 A lease number contains the incarnation of the master that granted it. Leases of the attached
 incarnation are accepted; of lower incarnations, only those that the attached master declared live;
@@ -136,7 +136,7 @@ class AppliedSteps:
         self.close_leases_below(lowest_open_lease)
 
     def decide_push(self, lease: int, step: int) -> AdmissionOutcome:
-        """The decision on a push; changes nothing."""
+        """Whether a push is applied or refused, and why; changes nothing."""
         # A new master's lease may reach a worker before that master has attached here. The lease
         # may be valid.
         granted_by = lease >> LEASE_COUNTER_BITS

@@ -159,12 +159,12 @@ class StreamedRows:
         index, dialect = self.index, self._dialect
         key = _quote_name(self.origin.key, dialect)
         after = (
-            f"{key} < {_literal(index.starts[number + 1])}"
+            f"{key} < {_sql_literal(index.starts[number + 1])}"
             if number + 1 < self.blocks
-            else f"{key} <= {_literal(index.last)}"
+            else f"{key} <= {_sql_literal(index.last)}"
         )
         chosen = ", ".join(_quote_name(name, dialect) for name in columns)
-        where = f" WHERE {key} >= {_literal(index.starts[number])} AND {after}"
+        where = f" WHERE {key} >= {_sql_literal(index.starts[number])} AND {after}"
         schema = pa.schema([index.schema.field(name) for name in columns])
         parts = self._database.run(
             lambda connection: list(_read(self._database, connection, self.origin, chosen, f"{where} ORDER BY {key}"))
@@ -360,11 +360,13 @@ def _column_names(database: Database, connection: Any, origin: RowOrigin) -> lis
 
 
 def _quote_name(name: str, dialect: str) -> str:
+    """A name of SQL, escaped, in the quotes of the dialect."""
     mark = "`" if dialect in ("mysql", "mariadb") else '"'
     return mark + name.replace(mark, 2 * mark) + mark
 
 
-def _literal(key: int | str) -> str:
+def _sql_literal(key: int | str) -> str:
+    """A key as a value of SQL, escaped."""
     # Texts are keys in PostgreSQL only, where a backslash is a character like others.
     return str(int(key)) if isinstance(key, int) else "'" + key.replace("'", "''") + "'"
 

@@ -86,7 +86,7 @@ def count_rows(database: str, table: tuple[str, ...]) -> int | None:
     def count(connection: Any) -> int | None:
         if not sa.inspect(connection).has_table(name, schema=schema):
             return None
-        named = sa.table(_quoted(name), schema=None if schema is None else _quoted(schema))
+        named = sa.table(_quoted_name(name), schema=None if schema is None else _quoted_name(schema))
         return int(connection.execute(sa.select(sa.func.count()).select_from(named)).scalar_one())
 
     return Database(database).run(count)
@@ -284,10 +284,11 @@ class TableWriter:
         import sqlalchemy as sa
 
         columns = [
-            sa.Column(_quoted(field.name), _column_type(field, self._dialect), nullable=True) for field in self._fields
+            sa.Column(_quoted_name(field.name), _column_type(field, self._dialect), nullable=True)
+            for field in self._fields
         ]
-        schema = None if self._schema_name is None else _quoted(self._schema_name)
-        return sa.Table(_quoted(name), sa.MetaData(), *columns, schema=schema)
+        schema = None if self._schema_name is None else _quoted_name(self._schema_name)
+        return sa.Table(_quoted_name(name), sa.MetaData(), *columns, schema=schema)
 
     def _open_existing(self) -> None:
         import sqlalchemy as sa
@@ -501,7 +502,8 @@ def _close(connection: Any, *, broken: bool = False) -> None:
         connection.close()
 
 
-def _quoted(name: str) -> Any:
+def _quoted_name(name: str) -> Any:
+    """A name that SQLAlchemy writes in quotes, escaped, in every dialect."""
     from sqlalchemy.sql import quoted_name
 
     return quoted_name(name, quote=True)
