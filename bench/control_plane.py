@@ -57,7 +57,7 @@ from edl.master.ps_client import PsControlClient
 from edl.master.shell import MasterShell
 from edl.storage.journal import Journal
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import ControlChannel, open_control_channel
+from edl.transport.control_client import ControlChannel
 from edl.transport.control_methods import ControlMethod, MasterMethods, ReplyT, RequestT
 from edl.transport.control_server import start_control_server
 from edl.transport.edl_pb2_grpc import add_MasterServicer_to_server
@@ -235,7 +235,7 @@ CYCLES: dict[str, Cycle] = {"master": do_master_task, "echo": do_echo_task}
 def serve_client(index: int, addresses: dict[str, str], pipe: Connection) -> None:
     """Serve commands ``(target, begin, end)``, times of the shared monotonic clock, until told None."""
     member = pb.Member(role="worker", index=index, uid=f"worker-{index}")
-    channels = {name: open_control_channel(address, TOKEN) for name, address in addresses.items()}
+    channels = {name: ControlChannel(address, TOKEN) for name, address in addresses.items()}
     pipe.send("ready")
     while (command := pipe.recv()) is not None:
         target, begin, end = command

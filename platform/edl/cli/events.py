@@ -19,7 +19,6 @@ from edl.reporting.event_text import describe_event
 from edl.reporting.terminal_text import to_single_line
 
 if TYPE_CHECKING:
-    from edl.cluster.kubernetes.api_client import KubeClient
     from edl.ops.job_view import JobView, KubernetesEvent
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -68,9 +67,7 @@ def events(
 
     look, shown_keys = job_lookup(job, local=local, context=context, namespace=namespace), set[str]()
     for job_view in poll_repeatedly(look, _FOLLOW_SECONDS):
-        kubernetes_events = (
-            () if job_view.is_local else _list_kubernetes_events(connect_api(context, namespace, job), job)
-        )
+        kubernetes_events = () if job_view.is_local else list_job_events(connect_api(context, namespace, job), job)
         for event in merge_events(job_view, kubernetes_events):
             if event.event_key not in shown_keys:
                 shown_keys.add(event.event_key)
@@ -109,7 +106,3 @@ def _kubernetes_event_line(event: KubernetesEvent) -> EventLine:
     return EventLine(
         event.last_seen, "cluster", text, value, f"{event.involved_object} {event.reason} {event.text} {event.count}"
     )
-
-
-def _list_kubernetes_events(api: KubeClient, job: str) -> list[KubernetesEvent]:
-    return list_job_events(api, job)

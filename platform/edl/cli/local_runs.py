@@ -35,7 +35,7 @@ from edl.jobfile.published_status import PublishedStatus, extend_timeline
 from edl.jobfile.scalar_types import to_finite_float
 from edl.ops import job_view
 from edl.ops.job_view import JobView, UnknownJobError
-from edl.storage.durable_files import follow_json_lines, read_json
+from edl.storage.durable_files import JsonLinesTail, read_json
 from edl.storage.run_directory import LOCAL_NAMESPACE, RunDirectory, list_numbered_runs, locate_job_dir
 from edl.storage.weights_lookup import read_task
 
@@ -244,7 +244,7 @@ _LAST_TIME = 253402300800.0
 
 def read_events(run: RunDirectory) -> Iterator[JobEvent]:
     """All events of a run. An unreadable event, of another version of EDL, becomes a warning."""
-    for value in follow_json_lines(run.events).poll():
+    for value in JsonLinesTail(run.events).poll():
         try:
             yield event_from_json(value)
         except SpecError as error:
@@ -260,7 +260,7 @@ def _event_time(value: Mapping[str, object]) -> float:
 def _read_timeline(run: RunDirectory) -> tuple[TimelinePoint, ...]:
     """Workers and speed over the time of the run, thinned out as a master does before it publishes."""
     timeline: tuple[TimelinePoint, ...] = ()
-    for value in follow_json_lines(run.history).poll():
+    for value in JsonLinesTail(run.history).poll():
         with suppress(SpecError):  # a line of another version of EDL
             known = {name: value[name] for name in TimelinePoint.__slots__ if name in value}
             moment = section_type.from_json(TimelinePoint, known)

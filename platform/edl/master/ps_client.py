@@ -45,7 +45,7 @@ from edl.master import guarded_threads
 from edl.master.checkpoint_coordinator import CheckpointCoordinator
 from edl.storage.checkpoint_manifest import cut_directory
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import open_control_channel
+from edl.transport.control_client import ControlChannel
 from edl.transport.control_methods import ControlMethod, PsControlMethods
 from edl.transport.peer_errors import refusal_kind
 from edl.transport.retry import draw_jitter
@@ -240,7 +240,7 @@ class PsConnection:
     ) -> None:
         self.uid, self.index = uid, index
         self.control_address, self.bulk_address = control_address, bulk_address
-        self._channel = open_control_channel(control_address, token)
+        self._channel = ControlChannel(control_address, token)
         self._answer_timeout, self._clock = answer_timeout, clock
         self._requests: queue.SimpleQueue[ControlRequest | None] = queue.SimpleQueue()
         self._closed = threading.Event()
@@ -444,7 +444,7 @@ class PsControlClient:
         # Channels of its own: ``Saved`` waits for minutes, and the connections stay free for other
         # requests.
         addresses = {link.index: link.control_address for link in self.connections().values()}
-        channels = {index: open_control_channel(address, self._token) for index, address in addresses.items()}
+        channels = {index: ControlChannel(address, self._token) for index, address in addresses.items()}
         try:
             event = self.checkpoints.save(command, channels, self._count, self._incarnation)
         finally:

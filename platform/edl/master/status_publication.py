@@ -32,7 +32,7 @@ from edl.master import guarded_threads, status_reporter
 from edl.master.shell import MasterShell
 from edl.master.status_reporter import ProgressLogger, StatusReporter
 from edl.storage import training_history
-from edl.storage.durable_files import follow_json_lines, read_json, translate_os_errors, write_json
+from edl.storage.durable_files import JsonLinesTail, read_json, translate_os_errors, write_json
 from edl.storage.run_directory import RunDirectory
 from edl.storage.run_weights import RunWeights
 
@@ -61,9 +61,7 @@ def write_end(run: RunDirectory, reporter: StatusReporter, ended: EndJob, status
 def is_end_written(run: RunDirectory) -> bool:
     """Whether the final event of this start of the run has been written."""
     try:
-        marks = [
-            event["event"] for event in follow_json_lines(run.events).poll() if event.get("event") in _START_AND_END
-        ]
+        marks = [event["event"] for event in JsonLinesTail(run.events).poll() if event.get("event") in _START_AND_END]
     except StorageError as error:
         log.error("%s", error)
         return False
@@ -221,7 +219,7 @@ def timeline_point(status: Status) -> TimelinePoint:
 def _earlier_events(run: RunDirectory) -> Iterator[JobEvent]:
     """The events of earlier masters, as far as they can be read."""
     try:
-        for value in follow_json_lines(run.events).poll():
+        for value in JsonLinesTail(run.events).poll():
             yield event_from_json(value)
     except EdlError as error:
         # Another version wrote the file, or the disk fails. Later events are still published.

@@ -27,7 +27,7 @@ from typing import Any
 from edl.api.errors import BadInputError, StorageError
 from edl.jobfile.loader import load_job_file
 from edl.jobfile.path_resolution import resolve_local_paths
-from edl.storage.durable_files import follow_json_lines, read_json
+from edl.storage.durable_files import JsonLinesTail, read_json
 from edl.storage.run_directory import RunDirectory, locate_job_dir, newest_run
 
 
@@ -172,7 +172,7 @@ class ObservedRun:
             self._newest_run, self.role_pids, self._events = (
                 run,
                 RolePids(self.start_time),
-                follow_json_lines(run.events),
+                JsonLinesTail(run.events),
             )
         for event in self._events.poll():
             self.role_pids.record_event(event)

@@ -41,7 +41,7 @@ from edl.reporting.run_progress import (
     explain_missing_end,
 )
 from edl.reporting.run_renderer import choose_renderer
-from edl.storage.durable_files import JsonLinesTail, append_json_line, follow_json_lines, read_json, write_json
+from edl.storage.durable_files import JsonLinesTail, append_json_line, read_json, write_json
 from edl.storage.journal_truncation import restart_journal
 from edl.storage.run_directory import RunDirectory, locate_job_dir, make_run_directory, write_run_spec
 from edl.storage.run_resumption import format_change
@@ -337,7 +337,7 @@ def run_supervised(plan: LocalRunPlan, *, as_json: bool) -> int:
     Raises:
         StorageError: the run directory cannot be written, or no process can be started.
     """
-    run, events = plan.run_dir, follow_json_lines(plan.run_dir.events)
+    run, events = plan.run_dir, JsonLinesTail(plan.run_dir.events)
     events.poll()  # skips the events of earlier starts
     make_run_directory(run)  # a resumed one too, which an older version may have left readable for all
     with PipeSafeRenderer(choose_renderer(as_json=as_json)) as face:

@@ -27,7 +27,7 @@ from edl.ps.statistics_collector import PsStatisticsCollector
 from edl.storage.run_directory import RunDirectory
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_server import BulkServer
-from edl.transport.control_client import ControlChannel, open_control_channel
+from edl.transport.control_client import ControlChannel
 from edl.transport.control_methods import MasterMethods
 from edl.transport.control_server import start_control_server
 from edl.transport.edl_pb2_grpc import add_PsControlServicer_to_server
@@ -216,7 +216,7 @@ def run_server(identity: ProcessIdentity, spec: JobSpec, stop_requested: threadi
         )
         resources.callback(control.stop)
         # Registered last: the master may call as soon as it knows the addresses.
-        channel = resources.enter_context(open_control_channel(identity.master_address, identity.token))
+        channel = resources.enter_context(ControlChannel(identity.master_address, identity.token))
         log.info("serves on %s and %s", control.address, bulk.address)
         registration = make_registration(identity, control.address, bulk.address)
         keep_registered(

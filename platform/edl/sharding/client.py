@@ -28,7 +28,7 @@ from edl.sharding.record_batch import RecordBatch
 from edl.sharding.record_prefetch import PrefetchedBatch, prefetch_records
 from edl.sharding.shared_steps import Arrays, ProgramWorld, SharedStep, SharedSteps
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import open_control_channel
+from edl.transport.control_client import ControlChannel
 from edl.transport.open_files import raise_open_files_limit
 from edl.transport.process_identity import ProcessIdentity
 from edl.worker.data_readers import open_data_set
@@ -187,7 +187,7 @@ class Client:
                 hint="start the program with `edl run JOB.yaml`, with `command` in the job file",
             ) from error
         spec = load_job_file(identity.run_dir / "spec.json")
-        client = cls(identity, spec, make_master_call(open_control_channel(identity.master_address, identity.token)))
+        client = cls(identity, spec, make_master_call(ControlChannel(identity.master_address, identity.token)))
         if handle_sigterm is None:
             handle_sigterm = (
                 threading.current_thread() is threading.main_thread()

@@ -64,7 +64,7 @@ from edl.sql_jobs.statements import (
 )
 from edl.sql_jobs.table_writer import count_rows
 from edl.sql_jobs.user_module import ZOO_SETTING
-from edl.storage.durable_files import follow_json_lines, translate_os_errors, write_json
+from edl.storage.durable_files import JsonLinesTail, translate_os_errors, write_json
 from edl.storage.run_directory import RunDirectory, write_run_spec
 from edl.storage.run_weights import OUTPUT_DIRECTORY
 
@@ -280,7 +280,7 @@ def _register(
         if (found.created, found.digest) == (model.created, model.digest):
             write_description(found, run.path / FOLDER / DESCRIPTION_FILE)
             return {"model": model.name, "version": version}  # by a master that was lost right after
-    events = follow_json_lines(run.events).poll()
+    events = JsonLinesTail(run.events).poll()
     history = [(int(each["step"]), dict(each["metrics"])) for each in events if each.get("event") == "evaluation_ended"]
     metrics = dict(summary.get("metrics") or (history[-1][1] if history else {}))
     trained = replace(model, metrics=metrics, history=history)

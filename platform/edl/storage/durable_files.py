@@ -212,11 +212,6 @@ class JsonLinesTail:
         return [value for value in values if value is not None]
 
 
-def follow_json_lines(path: Path) -> JsonLinesTail:
-    """Follow the JSON lines of ``path`` from the beginning."""
-    return JsonLinesTail(path)
-
-
 def _parse_object(line: bytes) -> dict[str, Any] | None:
     try:
         value = decode_json_file(line)

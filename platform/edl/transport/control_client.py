@@ -27,12 +27,15 @@ _RECONNECT_CODES = frozenset(
 
 
 class ControlChannel:
-    """Calls one peer, from any number of threads. It survives restarts of the peer.
+    """Calls one peer, from any number of threads. It connects with the first call, and survives restarts of the peer.
 
     Args:
         address: ``unix:<path>`` or ``host:port``.
         token: the job's token.
         timing: clock, sleep and random numbers for retries.
+
+    Raises:
+        BadInputError: the address is invalid.
     """
 
     def __init__(self, address: str, token: str, *, timing: RetryTiming | None = None) -> None:
@@ -170,12 +173,3 @@ class _GrpcConnection:
                 method.path, method.request.SerializeToString
             )
         return function
-
-
-def open_control_channel(address: str, token: str, *, timing: RetryTiming | None = None) -> ControlChannel:
-    """Return a channel to a peer. It connects with the first call.
-
-    Raises:
-        BadInputError: the address is invalid.
-    """
-    return ControlChannel(address, token, timing=timing)

@@ -62,13 +62,13 @@ def _to_input_error(spec: JobSpec, error: OSError) -> BadInputError:
 def _report_failure(error: BadInputError) -> None:
     """Tell the master, so that the job ends instead of starting the same worker again."""
     from edl.transport import edl_pb2 as pb
-    from edl.transport.control_client import open_control_channel
+    from edl.transport.control_client import ControlChannel
     from edl.transport.control_methods import MasterMethods
     from edl.transport.process_identity import ProcessIdentity
 
     identity = ProcessIdentity.from_environment()
     member = pb.Member(role=identity.role.value, index=identity.index, uid=identity.uid)
-    channel = open_control_channel(identity.master_address, identity.token)
+    channel = ControlChannel(identity.master_address, identity.token)
     try:
         request = pb.FailRequest(member=member, kind="input", message=str(error))
         channel.call(MasterMethods.Fail, request, timeout=10.0)

@@ -20,7 +20,7 @@ from edl.jobfile.batch_rules import lease_records
 from edl.jobfile.loader import load_job_file
 from edl.jobfile.strategy_choice import uses_all_reduce
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import ControlChannel, open_control_channel
+from edl.transport.control_client import ControlChannel
 from edl.transport.process_identity import ProcessIdentity
 from edl.worker.data_readers import DATA_SET_BY_MODE, may_have_custom_reader, open_data_set
 from edl.worker.graceful_shutdown import ShutdownGate
@@ -88,7 +88,7 @@ class WorkerRuntime:
             EdlError: the job cannot be read.
         """
         spec = load_job_file(identity.run_dir / "spec.json")
-        return cls(identity, spec, gate, open_control_channel(identity.master_address, identity.token))
+        return cls(identity, spec, gate, ControlChannel(identity.master_address, identity.token))
 
     def start(self) -> None:
         """Start the threads that talk to the master."""

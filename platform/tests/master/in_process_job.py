@@ -36,7 +36,7 @@ from edl.storage.durable_files import read_json
 from edl.storage.journal import Journal
 from edl.storage.run_directory import RunDirectory
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import ControlChannel, open_control_channel
+from edl.transport.control_client import ControlChannel
 from edl.transport.control_methods import MasterMethods as Methods
 from edl.transport.control_server import start_control_server
 from edl.transport.edl_pb2_grpc import add_PsControlServicer_to_server
@@ -210,7 +210,7 @@ class InProcessJob:
         self._lock = threading.Lock()
 
     def connect(self) -> ControlChannel:
-        return open_control_channel(self._address, TOKEN)
+        return ControlChannel(self._address, TOKEN)
 
     def _changed(self, pod: PodStatus) -> None:
         pods: dict[str, Any] = self.servers if pod.role is Role.PS else self.workers

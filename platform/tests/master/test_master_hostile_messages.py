@@ -34,7 +34,7 @@ from edl.master.status_reporter import StatusReporter
 from edl.simulation import promises
 from edl.storage.run_directory import RunDirectory
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import ControlChannel, open_control_channel
+from edl.transport.control_client import ControlChannel
 from edl.transport.control_server import start_control_server
 from edl.transport.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 
@@ -245,7 +245,7 @@ def channel(relay: MasterRelay, tmp_path: Path) -> Iterator[ControlChannel]:
     with ExitStack() as stack:
         server = start_control_server(partial(add_MasterServicer_to_server, relay), f"unix:{tmp_path}/m", TOKEN, 4)
         stack.callback(server.stop)
-        yield stack.enter_context(open_control_channel(server.address, TOKEN))
+        yield stack.enter_context(ControlChannel(server.address, TOKEN))
 
 
 PS = pb.Member(role="ps", index=0, uid="ps-0")

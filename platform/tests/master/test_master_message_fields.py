@@ -18,7 +18,7 @@ from transport.malformed_messages import messages_with
 from edl.api.errors import EdlError
 from edl.master.master_service import MasterService
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import ControlChannel, open_control_channel
+from edl.transport.control_client import ControlChannel
 from edl.transport.control_methods import MasterMethods
 from edl.transport.control_server import start_control_server
 from edl.transport.edl_pb2_grpc import add_MasterServicer_to_server
@@ -40,7 +40,7 @@ def channel(harness: ServiceHarness, tmp_path: Path) -> Iterator[ControlChannel]
             register, f"unix:{tmp_path}/m", TOKEN, THREADS, before_stop=harness.shell.stop_waiting
         )
         stack.callback(server.stop)
-        yield stack.enter_context(open_control_channel(server.address, TOKEN))
+        yield stack.enter_context(ControlChannel(server.address, TOKEN))
 
 
 PS = pb.Member(role="ps", index=0, uid="ps-0")

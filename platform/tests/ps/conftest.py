@@ -22,7 +22,7 @@ from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import BulkClient
 from edl.transport.bulk_connection import FrameKind
 from edl.transport.bulk_server import BulkServer
-from edl.transport.control_client import open_control_channel
+from edl.transport.control_client import ControlChannel
 from edl.transport.control_methods import PsControlMethods
 from edl.transport.control_server import start_control_server
 from edl.transport.edl_pb2_grpc import add_PsControlServicer_to_server
@@ -138,7 +138,7 @@ class PsHarness:
         register = partial(add_PsControlServicer_to_server, PsControlService(self.server, f"uid-{index}", checkpoints))
         control = start_control_server(register, f"unix:{folder}/{index}.ctl", TOKEN, 4)
         stack.callback(control.stop)
-        self.channel = stack.enter_context(open_control_channel(control.address, TOKEN))
+        self.channel = stack.enter_context(ControlChannel(control.address, TOKEN))
 
     def worker(self) -> BulkWorker:
         worker = BulkWorker(self.bulk.address)

@@ -18,7 +18,7 @@ import pytest
 
 from edl.ps.model_state import StoreFactory
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import open_control_channel
+from edl.transport.control_client import ControlChannel
 from edl.transport.control_methods import PsControlMethods
 from edl.transport.control_server import start_control_server
 from edl.transport.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
@@ -82,7 +82,7 @@ def test_it_registers_again_with_a_new_master_and_ends_with_0_on_sigterm(folder,
         request = servicer.seen.get(timeout=60)
         server.stop()
     assert (request.member.role, request.member.index, request.pid) == ("ps", 3, process.pid)
-    with open_control_channel(request.control_address, TOKEN) as channel:
+    with ControlChannel(request.control_address, TOKEN) as channel:
         reply = channel.call(PsControlMethods.Attach, pb.AttachRequest(incarnation=1), timeout=10)
     assert (reply.uid, reply.initialized) == ("run-1-0123456789abcdef", False)
     process.send_signal(signal.SIGTERM)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from edl.api.errors import BadInputError, RefusedError, StorageError
 from edl.storage import run_directory
-from edl.storage.durable_files import LockHeldError, append_json_line, follow_json_lines, read_json, write_json
+from edl.storage.durable_files import JsonLinesTail, LockHeldError, append_json_line, read_json, write_json
 from edl.storage.run_directory import JobLock
 
 
@@ -111,7 +111,7 @@ def test_nesting_without_end_is_damage(tmp_path: Path, depth: int) -> None:
     with pytest.raises(StorageError, match=r"status\.json: .*nested"):
         read_json(path)
     path.write_bytes(text + b'\n{"n": 1}\n')
-    follower = follow_json_lines(path)
+    follower = JsonLinesTail(path)
     assert follower.poll() == [{"n": 1}]
     assert follower.damaged_lines == 1
 
@@ -139,11 +139,11 @@ def test_a_line_that_does_not_fit_leaves_nothing_behind(tmp_path: Path, monkeypa
             append_json_line(path, {"n": 2})
     append_json_line(path, {"n": 3})
 
-    assert follow_json_lines(path).poll() == [{"n": 1}, {"n": 3}]
+    assert JsonLinesTail(path).poll() == [{"n": 1}, {"n": 3}]
 
 
 def test_a_tail_waits_for_the_file_and_leaves_out_what_is_no_object(tmp_path: Path) -> None:
-    follower = follow_json_lines(tmp_path / "events.jsonl")
+    follower = JsonLinesTail(tmp_path / "events.jsonl")
     assert follower.poll() == []
     (tmp_path / "events.jsonl").write_bytes(b'{"n":1}\nrubbish\n[2]\n{"n":3}\n{"n"')
 
@@ -158,7 +158,7 @@ def test_a_tail_sees_every_line_once_however_it_is_written(lines: list[dict[str,
     path = Path(tempfile.gettempdir()) / f"edl-tail-{os.getpid()}.jsonl"
     path.write_bytes(b"")
     try:
-        follower, seen = follow_json_lines(path), []
+        follower, seen = JsonLinesTail(path), []
         for begin, end in zip([0, *cuts], [*cuts, len(whole)], strict=True):
             with path.open("ab") as file:
                 file.write(whole[begin:end])

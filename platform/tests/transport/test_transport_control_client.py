@@ -22,7 +22,7 @@ from edl.api.errors import BadInputError, EdlError, RefusedError, RetryableError
 from edl.core.backoff import ExponentialBackoff
 from edl.transport import control_client, control_server
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import ControlChannel, open_control_channel
+from edl.transport.control_client import ControlChannel
 from edl.transport.control_methods import MasterMethods, PsControlMethods
 from edl.transport.control_server import ControlServer, start_control_server
 from edl.transport.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
@@ -88,9 +88,7 @@ def start(address: str) -> Iterator[Start]:
 @pytest.fixture
 def open_channel() -> Iterator[Callable[..., ControlChannel]]:
     with ExitStack() as stack:
-        yield lambda address, token=TOKEN, **options: stack.enter_context(
-            open_control_channel(address, token, **options)
-        )
+        yield lambda address, token=TOKEN, **options: stack.enter_context(ControlChannel(address, token, **options))
 
 
 Opened = Callable[..., ControlChannel]
@@ -385,7 +383,7 @@ def test_threads_share_a_channel_through_a_restart(start: Start, open_channel: O
 
 
 def test_a_closed_channel_says_so(start: Start) -> None:
-    channel = open_control_channel(start().address, TOKEN)
+    channel = ControlChannel(start().address, TOKEN)
     channel.close()
     channel.close()
     with pytest.raises(PeerRefusedError, match="closed"):
@@ -394,13 +392,13 @@ def test_a_closed_channel_says_so(start: Start) -> None:
 
 def test_an_address_that_is_none() -> None:
     with pytest.raises(BadInputError):
-        open_control_channel("nowhere", TOKEN)
+        ControlChannel("nowhere", TOKEN)
 
 
 def test_nothing_is_left_after_stop(start: Start) -> None:
     def cycle() -> None:
         server = start()
-        with open_control_channel(server.address, TOKEN) as channel:
+        with ControlChannel(server.address, TOKEN) as channel:
             channel.call(MasterMethods.Progress, ASK, timeout=5.0)
         server.stop()
 

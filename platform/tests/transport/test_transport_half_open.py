@@ -18,7 +18,7 @@ from transport.echo_service import EchoService
 from transport.half_open import HalfOpenConnection
 
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import open_control_channel
+from edl.transport.control_client import ControlChannel
 from edl.transport.control_methods import MasterMethods
 from edl.transport.control_server import ControlServer, start_control_server
 from edl.transport.edl_pb2_grpc import add_MasterServicer_to_server
@@ -66,7 +66,7 @@ def test_a_thousand_half_open_streams_keep_nobody_waiting(
         stack.callback(flood.kill)
         assert flood.stdout is not None
         assert flood.stdout.readline() == "open\n"
-        channel = stack.enter_context(open_control_channel(server.address, TOKEN))
+        channel = stack.enter_context(ControlChannel(server.address, TOKEN))
         until = time.monotonic() + seconds
         durations: list[float] = []
         while len(durations) < 8 or time.monotonic() < until:

@@ -17,7 +17,7 @@ import pytest
 
 from edl.transport import control_server, open_files
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import ControlChannel, open_control_channel
+from edl.transport.control_client import ControlChannel
 from edl.transport.control_methods import MasterMethods
 from edl.transport.control_server import start_control_server
 from edl.transport.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
@@ -86,7 +86,7 @@ def test_connections_that_are_only_held_leave_files_and_calls_alone(
     host, port = address.rsplit(":", 1)
     held: list[socket.socket] = []
     try:
-        with open_control_channel(address, TOKEN) as channel:
+        with ControlChannel(address, TOKEN) as channel:
             assert ask(channel, 1) == 1
             for _ in range(3 * LIMIT):
                 peer = socket.create_connection((host, int(port)))
@@ -154,7 +154,7 @@ def test_connections_without_calls_are_closed_and_clients_connect_again(
         for peer, sent in ((silent, b""), (preface, PREFACE)):
             peer.connect(f"{tmp_path}/s")
             peer.sendall(sent)
-        with open_control_channel(address, TOKEN) as channel:
+        with ControlChannel(address, TOKEN) as channel:
             for _ in range(2):
                 assert ask(channel, 0) == 0
                 wait_disconnected(channel)

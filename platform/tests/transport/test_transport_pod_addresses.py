@@ -14,7 +14,7 @@ from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import BulkClient
 from edl.transport.bulk_connection import FrameKind, OutgoingFrame
 from edl.transport.bulk_server import BulkServer
-from edl.transport.control_client import open_control_channel
+from edl.transport.control_client import ControlChannel
 from edl.transport.control_methods import MasterMethods
 from edl.transport.control_server import start_control_server
 from edl.transport.edl_pb2_grpc import add_MasterServicer_to_server
@@ -50,7 +50,7 @@ def test_both_planes_on_a_pods_address(host: str) -> None:
     bulk.start()
     try:
         assert control.address.startswith(f"{written}:")
-        with open_control_channel(control.address, TOKEN) as channel:
+        with ControlChannel(control.address, TOKEN) as channel:
             reply = channel.call(MasterMethods.Progress, pb.ProgressRequest(member=pb.Member(index=7)), timeout=10)
         assert reply.incarnation == 7
         with BulkClient(bulk.address, TOKEN, timeout=10) as client:

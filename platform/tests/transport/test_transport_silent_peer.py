@@ -18,7 +18,7 @@ from edl.api.errors import RetryableError
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import BulkClient
 from edl.transport.bulk_connection import FrameKind
-from edl.transport.control_client import open_control_channel
+from edl.transport.control_client import ControlChannel
 from edl.transport.control_methods import MasterMethods
 
 TOKEN = "a-token-of-these-tests"
@@ -76,7 +76,7 @@ def ask(channel: object, cut: int, deadline: float) -> int:
 
 
 def test_a_call_on_its_way_is_ended_by_keepalive_long_before_its_deadline(peer: SilentPeer) -> None:
-    with open_control_channel(peer.control, TOKEN) as channel:
+    with ControlChannel(peer.control, TOKEN) as channel:
         assert ask(channel, 7, FOREVER) == 7
         peer.fall_silent()
         with pytest.raises(RetryableError) as told:
@@ -90,7 +90,7 @@ def test_a_call_on_its_way_is_ended_by_keepalive_long_before_its_deadline(peer: 
 def test_a_new_connection_to_a_peer_that_is_silent_meets_the_deadline() -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:  # the kernel accepts, nobody else does
         with (
-            open_control_channel(f"127.0.0.1:{deaf.getsockname()[1]}", TOKEN) as channel,
+            ControlChannel(f"127.0.0.1:{deaf.getsockname()[1]}", TOKEN) as channel,
             pytest.raises(RetryableError),
         ):
             ask(channel, 1, 0.5)
