@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 from edl.api.job_spec import JobSpec
 from edl.collective.collective_listener import CollectiveListener
 from edl.core.state_agreement import RankFacts
+from edl.data.record_columns import join_records
 from edl.sharding.program_handoff import Contribution, ProgramHandoff, StepsClosedError, WorldChangedError
 from edl.sharding.program_replica import OfferedStep, ProgramReplica, Reduction, StepNumbers, read_arrays
-from edl.sharding.program_shares import ProgramShareSource
 from edl.sharding.record_batch import RecordBatch
+from edl.sharding.record_prefetch import PrefetchedBatch, WindowRecords
 from edl.storage.run_directory import RunDirectory
 from edl.transport.listener import TcpAddress, parse_address
 from edl.transport.process_identity import ProcessIdentity
@@ -32,16 +33,16 @@ from edl.worker.allreduce.checkpoint_writer import CheckpointWriter
 from edl.worker.allreduce.copy_evaluation import CopyEvaluation
 from edl.worker.allreduce.leaving import wait_until_left
 from edl.worker.allreduce.round_connection import RoundConnection, ring_address
-from edl.worker.allreduce.share_source import ShareSource
+from edl.worker.allreduce.share_source import BatchShareSource, ShareSource
 from edl.worker.allreduce.step_feed import StepFeed
 from edl.worker.allreduce.step_loop import StepLoop
 from edl.worker.allreduce.vector_instructions import read_instructions
 from edl.worker.allreduce.world_client import WorldClient
 from edl.worker.graceful_shutdown import LeavingError, ShutdownGate
-from edl.worker.lease_client import LeaseClient, ProgressReporter
+from edl.worker.lease_client import LeaseClient, LeasedTask, ProgressReporter
 from edl.worker.loss_log import LossLog
 from edl.worker.master_session import MasterSession
-from edl.worker.record_stream import RecordStream
+from edl.worker.record_stream import LoadedStep, RecordStream
 from edl.worker.task_loop import TaskLoop
 
 _LOG = logging.getLogger(__name__)
@@ -355,3 +356,23 @@ class SharedSteps:
 
 def _number(arrays: Sequence[Any]) -> dict[str, Any]:
     return {str(index): array for index, array in enumerate(arrays)}
+
+
+class ProgramShareSource(BatchShareSource):
+    """A share of a global batch as one minibatch, because a program calls ``allreduce`` once in a step.
+
+    The records of a share may be of several leases, and are read in parts.
+    """
+
+    def _load(self, ranges: Iterable[LeasedTask]) -> Iterator[tuple[LeasedTask, LoadedStep]]:
+        parts = list(super()._load(ranges))
+        batches = [loaded.minibatch for _, loaded in parts if isinstance(loaded.minibatch, PrefetchedBatch)]
+        if not batches:
+            return
+        window = batches[0].features.window._replace(
+            records=join_records([batch.records for batch in batches]),
+            skipped_records=sum(loaded.skipped_records for _, loaded in parts),
+        )
+        task, first = parts[0]
+        joined = PrefetchedBatch(batches[0].tag, WindowRecords(window))
+        yield task, LoadedStep(first.step, joined, len(window.records), window.skipped_records)

@@ -10,11 +10,16 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import keras
+import numpy as np
+import tensorflow as tf
+
 from edl.api.job_spec import JobSpec
 from edl.api.strategy import Strategy
 from edl.collective.collective_listener import CollectiveListener
 from edl.core.evaluation import callbacks_to_json
 from edl.core.ledger import BEST_MODEL, MODEL_FILE
+from edl.core.state_agreement import RankFacts
 from edl.keras import model_export
 from edl.keras.all_reduce_callbacks import SharedCallbacks, declare_training_callbacks
 from edl.keras.evaluated_copy import CopiedValues
@@ -28,15 +33,16 @@ from edl.keras.step_additivity import check_added_losses, check_step_gradients
 from edl.keras.user_callbacks import build_callback_params
 from edl.numerics.keras_state import KERAS_STATE_KEY
 from edl.storage.run_directory import RunDirectory
+from edl.transport.process_identity import count_available_cores
 from edl.worker.allreduce.checkpoint_writer import Arrays, CheckpointWriter
 from edl.worker.allreduce.copy_evaluation import CopyEvaluation
 from edl.worker.allreduce.leaving import wait_until_left
-from edl.worker.allreduce.rank_facts import read_rank_facts
 from edl.worker.allreduce.round_connection import RoundConnection, ring_address
 from edl.worker.allreduce.server_checkpoint import ServerCheckpointConverter
 from edl.worker.allreduce.share_source import BatchShareSource, ShareSource
 from edl.worker.allreduce.step_feed import StepFeed
 from edl.worker.allreduce.step_loop import StepLoop
+from edl.worker.allreduce.vector_instructions import read_instructions
 from edl.worker.allreduce.world_client import WorldClient
 from edl.worker.initial_weights import assign_initial_weights, open_initial_weights
 from edl.worker.lease_client import LeasedTask
@@ -396,3 +402,20 @@ class ReplicaEvaluator:
             yield
         finally:
             self._replica.unpack_state(state)
+
+
+def read_rank_facts(worker: str) -> RankFacts:
+    """What decides how this process rounds: packages, the processor's instructions, TensorFlow's threads.
+
+    Call it when TensorFlow's threads have been set.
+    """
+    threading = tf.config.threading
+    return RankFacts(
+        worker,
+        versions={"keras": keras.__version__, "numpy": np.__version__, "tensorflow": tf.__version__},
+        instructions=read_instructions(),
+        threads={
+            "intra-op": threading.get_intra_op_parallelism_threads() or count_available_cores(),
+            "inter-op": threading.get_inter_op_parallelism_threads() or count_available_cores(),
+        },
+    )
