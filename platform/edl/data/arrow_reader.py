@@ -43,8 +43,8 @@ class ArrowReader(ParquetReader):
         return path.open("rb")
 
     def read_footer(self, path: Path) -> ParquetFooter:
-        """The record batches of a file; see the function ``read_batches``."""
-        return read_batches(path)
+        """The record batches of a file; see the function ``read_arrow_footer``."""
+        return read_arrow_footer(path)
 
     def read_table(self, stream: BinaryIO, footer: ParquetFooter, number: int, names: list[str]) -> pa.Table:
         """The columns ``names`` of a record batch, whose values are checked, because Arrow has no checksums."""
@@ -70,7 +70,7 @@ class ArrowReader(ParquetReader):
         return ()
 
 
-def read_batches(path: Path) -> ParquetFooter:
+def read_arrow_footer(path: Path) -> ParquetFooter:
     """Where the record batches of a file are. ``group_offsets`` has the end of the last one too.
 
     Raises:

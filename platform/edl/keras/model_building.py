@@ -416,8 +416,8 @@ def check_same_model(*, trained: ShapesByName, rebuilt: ShapesByName) -> None:
     """
     missing, added = sorted(trained.keys() - rebuilt.keys()), sorted(rebuilt.keys() - trained.keys())
     differing = sorted(name for name in trained.keys() & rebuilt.keys() if trained[name] != rebuilt[name])
-    differences = [f"missing: {_quote_names(missing)}"] if missing else []
-    differences += [f"new: {_quote_names(added)}"] if added else []
+    differences = [f"missing: {_quote_first_names(missing)}"] if missing else []
+    differences += [f"new: {_quote_first_names(added)}"] if added else []
     differences += [
         f"'{name}' is {_format_shape(rebuilt[name])}, but was {_format_shape(trained[name])} in training"
         for name in differing[:_MAX_LISTED_NAMES]
@@ -432,7 +432,7 @@ def check_same_model(*, trained: ShapesByName, rebuilt: ShapesByName) -> None:
         )
 
 
-def _quote_names(names: Iterable[str]) -> str:
+def _quote_first_names(names: Iterable[str]) -> str:
     quoted = [f"'{name}'" for name in names]
     more = f" and {len(quoted) - _MAX_LISTED_NAMES} more" if len(quoted) > _MAX_LISTED_NAMES else ""
     return ", ".join(quoted[:_MAX_LISTED_NAMES]) + more

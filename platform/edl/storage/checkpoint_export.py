@@ -13,6 +13,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import IO
@@ -220,12 +221,7 @@ def _write_npy(member: IO[bytes], column: ExportColumn, on_write: Callable[[int]
 
 
 def _variable_column(name: str, array: StoredArray) -> ExportColumn:
-    def pieces() -> Iterator[AnyArray]:
-        flat = map_stored_array(array).reshape(-1)
-        for start in range(0, flat.size, PIECE_ELEMENTS):
-            yield flat[start : start + PIECE_ELEMENTS]
-
-    return ExportColumn(name, _read_dtype(array), array.shape, pieces)
+    return ExportColumn(name, _read_dtype(array), array.shape, partial(_iter_pieces, array))
 
 
 def _table_columns(table: StoredTable, *, slots: bool) -> Iterator[ExportColumn]:
