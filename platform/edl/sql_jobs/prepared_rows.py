@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from edl.data.sketches import hash_bytes, hash_numbers
 from edl.sql_jobs.column_plan import LabelKind
 from edl.sql_jobs.model_inputs import NUMBER, TEXT, ModelInputs
-from edl.sql_jobs.row_statistics import Rows, count_rows, read_batches, to_days, to_text
+from edl.sql_jobs.row_statistics import Rows, count_rows, read_column_batches, to_days, to_text
 
 _SMALL_TABLE = 10_000
 """Rows up to which the share for validation is exact."""
@@ -139,7 +139,7 @@ def wanted_columns(inputs: ModelInputs, label: str | None) -> list[str]:
 
 
 def _prepare(files: Rows, inputs: ModelInputs, label: str | None, kind: LabelKind | None) -> Iterator[Any]:
-    for batch in read_batches(files, wanted_columns(inputs, label)):
+    for batch in read_column_batches(files, wanted_columns(inputs, label)):
         yield prepare_batch(batch, inputs, label, kind)
 
 

@@ -22,7 +22,7 @@ from edl.api.errors import BadInputError, EdlError, StorageError
 from edl.data.database import Database
 from edl.sql_jobs.parquet_parts import PartWriter
 from edl.sql_jobs.query_errors import translate_query_error
-from edl.sql_jobs.row_batches import read_batches
+from edl.sql_jobs.row_batches import read_query_batches
 from edl.storage.durable_files import rename_durably, sync_directory
 
 OnProgress = Callable[[int], object]
@@ -139,7 +139,7 @@ def _translated_batches(source: Database, connection: Any, query: str, statement
     """The batches of a query; what the database says about it has the place in the query."""
     driver_error = connection.engine.dialect.loaded_dbapi.Error
     try:
-        yield from read_batches(connection, query, statement_seconds)
+        yield from read_query_batches(connection, query, statement_seconds)
     except EdlError:
         raise
     except driver_error as error:

@@ -37,7 +37,7 @@ _BATCH_BYTES = 4 << 20
 _POLL_MILLISECONDS = 1000
 
 
-def read_batches(connection: Any, query: str, statement_seconds: float | None) -> Batches:
+def read_query_batches(connection: Any, query: str, statement_seconds: float | None) -> Batches:
     """The rows of a query. Its transaction is that of the connection, and ends with it.
 
     Args:

@@ -184,7 +184,7 @@ def count_rows(files: Rows) -> int:
     return sum(pq.read_metadata(file).num_rows for file in files) if isinstance(files, Sequence) else files.rows
 
 
-def read_batches(files: Rows, columns: Sequence[str]) -> Iterator[Any]:
+def read_column_batches(files: Rows, columns: Sequence[str]) -> Iterator[Any]:
     """Record batches with these columns; of thousands of columns, with fewer rows."""
     if not isinstance(files, Sequence):
         yield from files.batches(columns)
@@ -203,7 +203,7 @@ def _count_words(files: Rows, texts: Sequence[ColumnFacts]) -> Mapping[str, tupl
     counts = {name: [0, 0] for name in names}
     frequent = {name: FrequentValues() for name in names}
     rows = 0
-    for batch in read_batches(files, names):
+    for batch in read_column_batches(files, names):
         for name in names:
             values = batch.column(name).drop_null()
             parts = pc.split_pattern_regex(pc.utf8_trim_whitespace(plain_words(values)), r"\s+")
@@ -252,7 +252,7 @@ def _may_rename(facts: ColumnFacts, target: ColumnFacts) -> bool:
 def _find_renamed(files: Rows, names: Sequence[str], target: ColumnFacts) -> set[str]:
     """Columns whose values and those of the label determine each other."""
     pairs: dict[str, dict[Any, Any]] = {name: {} for name in names}
-    for batch in read_batches(files, [target.name, *names]) if names else ():
+    for batch in read_column_batches(files, [target.name, *names]) if names else ():
         for name in list(pairs):
             table = pa.table({"value": batch.column(name), "label": batch.column(target.name)})
             for row in table.group_by(["value", "label"], use_threads=False).aggregate([]).to_pylist():
@@ -267,7 +267,7 @@ def _find_renamed(files: Rows, names: Sequence[str], target: ColumnFacts) -> set
 def _find_rescaled(files: Rows, names: Sequence[str], label: str) -> set[str]:
     """Numbers that are a linear function of the label in all rows."""
     left = list(names)
-    for batch in read_batches(files, [label, *names]):
+    for batch in read_column_batches(files, [label, *names]):
         if batch.num_rows < 3:
             continue
         wanted = _numbers(batch.column(label))

@@ -37,7 +37,7 @@ from edl.sql_jobs.parquet_parts import ContentDigest, choose_group_rows, final_t
 from edl.sql_jobs.prepared_rows import PreparedRows, prepare_batch, prepared_schema, stack_columns, wanted_columns
 from edl.sql_jobs.query_errors import QueryError, translate_query_error
 from edl.sql_jobs.query_extraction import ExtractedColumn, OnProgress
-from edl.sql_jobs.row_batches import read_batches
+from edl.sql_jobs.row_batches import read_query_batches
 
 STREAM_MODULE = "edl_stream"
 _DESCRIPTION_FILE = "stream.json"
@@ -320,7 +320,7 @@ def _read(database: Database, connection: Any, origin: RowOrigin, columns: str, 
     statement = f"{before}{strip_semicolon(origin.query)}\n) AS edl_rows{after}"
     _begin(connection, origin)
     try:
-        yield from read_batches(connection, statement, origin.statement_seconds)
+        yield from read_query_batches(connection, statement, origin.statement_seconds)
     except BaseException as error:
         # Rows that nobody wants are not read to the end.
         connection.invalidate()

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from edl.sql_jobs.prediction_output import class_probabilities, predicted_values
 from edl.sql_jobs.prepared_rows import PreparedRows, mark_validation, prepare_prediction, prepare_training
 from edl.sql_jobs.query_errors import QueryError
 from edl.sql_jobs.query_extraction import ExtractedRows, OnProgress, extract_query
-from edl.sql_jobs.row_statistics import collect_facts, read_batches, to_text
+from edl.sql_jobs.row_statistics import collect_facts, kind_of, read_column_batches, to_text
 from edl.sql_jobs.row_stream import STREAM_MODULE, RowOrigin, StreamedRows, survey_rows, write_stream
 from edl.sql_jobs.statement_parser import statement_error
 from edl.sql_jobs.statements import (
@@ -53,11 +54,11 @@ from edl.sql_jobs.statements import (
 )
 from edl.sql_jobs.table_writer import TableExistsError, check_table, write_table
 from edl.sql_jobs.user_module import COLUMNS_MODULE, find_user_module
-from edl.sql_jobs.wanted_schema import check_schema
 
 LEAST_ROWS = 2
 _PROBABILITIES = "predict.probabilities"
 _MODULE_FILES = ("model.py", "job.yaml", VOCABULARY_FILE)
+_KIND_GROUPS = {"number": "a number", "integer": "a number", "boolean": "a number", "text": "text", "date": "a time"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ def prepare_train(
         more = extract_rows(database, validation, folder / "more", query_seconds=query_seconds)
         check_rows(more, validation, 1)
         own_label = find_label(model, more, None, validation)
-        check_schema(model, more.columns, validation.place)
+        check_model_columns(model, more.columns, validation.place)
         counts = PreparedRows(
             prepare_prediction(rows.files, inputs, folder / "data" / "training", label, kind),
             prepare_prediction(more.files, inputs, folder / "data" / "validation", own_label, kind),
@@ -200,7 +201,7 @@ def prepare_evaluate(statement: EvaluateStatement, model: ModelDescription, rows
     """
     check_rows(rows, statement.select, 1)
     label = find_label(model, rows, statement.label, statement.select)
-    check_schema(model, rows.columns, statement.select.place)
+    check_model_columns(model, rows.columns, statement.select.place)
     copy_model(model, folder)
     prepare_prediction(rows.files, model.model_inputs, folder / "data", label, LabelKind[model.label_kind])
 
@@ -212,7 +213,7 @@ def prepare_predict(statement: PredictStatement, model: ModelDescription, rows: 
         BadInputError: the rows are not those that the model wants.
     """
     check_rows(rows, statement.select, 1)
-    check_schema(model, rows.columns, statement.select.place)
+    check_model_columns(model, rows.columns, statement.select.place)
     copy_model(model, folder)
     prepare_prediction(rows.files, model.model_inputs, folder / "data")
 
@@ -235,7 +236,7 @@ def prepare_explain(
         )
     check_rows(rows, statement.select, LEAST_ROWS)
     label = find_label(model, rows, None, statement.select)
-    check_schema(model, rows.columns, statement.select.place)
+    check_model_columns(model, rows.columns, statement.select.place)
     copy_model(model, folder)
     prepare_prediction(rows.files, inputs.one_by_one(), folder / "all", label, LabelKind[model.label_kind])
     permuted = write_permutations(folder / "all", inputs, folder / "data")
@@ -353,7 +354,7 @@ def _unknown_classes(model: ModelDescription, rows: ExtractedRows, label: str) -
     if not model.classes:
         return []
     known, found = pa.array(model.classes, pa.string()), set[str]()
-    for batch in read_batches(rows.files, [label]):
+    for batch in read_column_batches(rows.files, [label]):
         values = pc.unique(batch.column(label))
         texts = to_text(values)
         found.update(texts.filter(pc.invert(pc.is_in(texts, known))).to_pylist())
@@ -464,3 +465,50 @@ def _at_table(table: TableName) -> Iterator[None]:
     except BadInputError as error:
         hint = f"{error.hint} (--replace)" if isinstance(error, TableExistsError) else error.hint
         raise statement_error(f"{table}: {error.message}", table.place, hint) from error
+
+
+# --------------------------------------------------------------------------------------------------
+# Whether a query has the columns that a model wants; names those that changed.
+
+
+def check_model_columns(model: ModelDescription, columns: Sequence[Any], place: Place) -> None:
+    """Refuse rows that lack a column of the model, or have it with another kind of type.
+
+    Args:
+        model: with its inputs.
+        columns: ``ExtractedColumn`` of the query.
+        place: of the query.
+
+    Raises:
+        BadInputError: see above.
+    """
+    found = {each.name: each for each in columns}
+    faults = list[str]()
+    for name, kind in {each.column: each.kind for each in model.inputs}.items():
+        if name not in found:
+            faults.append(f"{name} is missing{_guess_new_name(name, found, model.columns)}")
+            continue
+        now = kind_of(found[name].type)
+        # A column of NULLs only has no type of its own.
+        if _KIND_GROUPS.get(now) != _KIND_GROUPS.get(kind) and not _has_only_nulls(found[name]):
+            faults.append(
+                f"{name} was {_KIND_GROUPS.get(kind, kind)} ({model.columns.get(name)}), and is {found[name].type}"
+            )
+    if faults:
+        more = f"; and {len(faults) - 10} more" if len(faults) > 10 else ""
+        whose = f"{model.name}@{model.version}" if model.version else "the model"
+        raise statement_error(
+            f"the columns are not those that {whose} wants: {'; '.join(faults[:10])}{more}",
+            place,
+            f"it takes {list_names(list(dict.fromkeys(each.column for each in model.inputs)))}",
+        )
+
+
+def _guess_new_name(name: str, found: Mapping[str, Any], known: Mapping[str, str]) -> str:
+    """What a column may be called now: one that the model has not seen."""
+    near = get_close_matches(name, [each for each in found if each not in known], 1)
+    return f" (is it {near[0]} now?)" if near else ""
+
+
+def _has_only_nulls(column: Any) -> bool:
+    return str(column.type) in ("double", "null") and column.nulls > 0
