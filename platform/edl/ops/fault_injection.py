@@ -169,11 +169,8 @@ class ObservedRun:
         if run is None:
             return None
         if self._newest_run != run:
-            self._newest_run, self.role_pids, self._events = (
-                run,
-                RolePids(self.start_time),
-                JsonLinesTail(run.events),
-            )
+            self._newest_run, self.role_pids = run, RolePids(self.start_time)
+            self._events = JsonLinesTail(run.events)
         for event in self._events.poll():
             self.role_pids.record_event(event)
         if not run.status.exists():

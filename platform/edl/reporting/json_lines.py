@@ -9,8 +9,7 @@ from typing import Any, Self, TextIO
 from edl.api.events import JobEvent
 from edl.api.status import Status
 from edl.jobfile.section_type import to_json
-from edl.reporting.run_progress import RunInfo, RunOutcome, RunProgress
-from edl.reporting.run_summary import failure_text
+from edl.reporting.run_progress import RunInfo, RunOutcome, RunProgress, failure_text
 
 STATUS_SECONDS = 0.5
 """Time between two status lines, unless phase or roles change."""

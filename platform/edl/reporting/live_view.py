@@ -24,8 +24,7 @@ from edl.reporting.event_text import (
     format_table_count,
 )
 from edl.reporting.rich_console import make_console
-from edl.reporting.run_progress import RunInfo, RunOutcome, RunProgress
-from edl.reporting.run_summary import failure_text, summary_lines
+from edl.reporting.run_progress import RunInfo, RunOutcome, RunProgress, failure_text, summary_lines
 from edl.reporting.terminal_text import to_single_line
 from edl.reporting.text_table import wrap_text
 from edl.reporting.unit_formats import format_duration

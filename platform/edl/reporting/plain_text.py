@@ -15,8 +15,7 @@ from edl.reporting.event_text import (
     format_local_time,
     status_headline,
 )
-from edl.reporting.run_progress import RunInfo, RunOutcome, RunProgress
-from edl.reporting.run_summary import failure_text, summary_lines
+from edl.reporting.run_progress import RunInfo, RunOutcome, RunProgress, failure_text, summary_lines
 from edl.reporting.terminal_text import to_single_line
 
 STATUS_SECONDS = 5.0

@@ -1,8 +1,9 @@
-"""The progress of a run, updated by its events and statuses. All renderers of ``edl run`` show it."""
+"""The progress of a run by its events and statuses, and its end in words: what all renderers of ``edl run`` show."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
 from edl.api.errors import INTERRUPTED_EXIT, OUTPUT_CLOSED_EXIT, SIGTERM_EXIT
@@ -17,7 +18,7 @@ from edl.api.events import (
     RunStarted,
 )
 from edl.api.status import Status, Summary
-from edl.reporting.event_text import EXPORT_SOURCE
+from edl.reporting.event_text import EXPORT_SOURCE, format_block, summary_heading, summary_rows
 
 RECENT_EVENTS = 12
 """Number of newest events that are kept for display."""
@@ -235,3 +236,26 @@ class RunInfo(Protocol):
     def next_steps(self, outcome: RunOutcome) -> list[str]:
         """What the user can do after the end."""
         ...
+
+
+# --------------------------------------------------------------------------------------------------
+# The end of a run in words: totals, locations, next steps.
+
+
+def summary_lines(run_info: RunInfo, outcome: RunOutcome) -> list[str]:
+    """The summary and the next steps, as lines for people.
+
+    The output directory is listed only if it has predictions: a failed job, or a module that processes predictions
+    itself, writes none.
+    """
+    summary = replace(outcome.summary, logs=run_info.logs or outcome.summary.logs)
+    output = run_info.output if run_info.output and any(Path(run_info.output).glob("*.npz")) else None
+    return [
+        *format_block(summary_heading(outcome.phase, summary), summary_rows(summary, output=output)),
+        *run_info.next_steps(outcome),
+    ]
+
+
+def failure_text(outcome: RunOutcome) -> str:
+    """Why the run failed, with the user's traceback first."""
+    return f"{outcome.detail.rstrip()}\n\n{outcome.reason}".strip()
