@@ -31,6 +31,7 @@ from edl.cluster.kubernetes.api_errors import (
 from edl.cluster.kubernetes.job_manifests import owner_reference, render_log_pod, render_pod
 from edl.cluster.kubernetes.kube_cluster import KubeCluster
 from edl.cluster.kubernetes.lease_fence import LeaseCandidate, LeaseFence
+from edl.cluster.kubernetes.pod_status import is_pod_over
 from edl.cluster.kubernetes.rate_limiter import TokenBucketLimiter
 from edl.cluster.kubernetes.resource_kinds import (
     CONFIGMAPS,
@@ -368,8 +369,7 @@ class KubeMasterBackend:
             except NotFoundError:
                 return False
             owners = {each.get("uid") for each in found["metadata"].get("ownerReferences") or ()}
-            has_ended = (found.get("status") or {}).get("phase") in ("Succeeded", "Failed")
-            if self._pod_info.job_uid in owners and not has_ended and not is_being_deleted(found):
+            if self._pod_info.job_uid in owners and not is_pod_over(found) and not is_being_deleted(found):
                 return True
             # That of a run before, or of an earlier Job of this name.
             with suppress(NotFoundError, ConflictError):
