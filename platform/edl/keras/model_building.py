@@ -10,6 +10,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -377,7 +378,7 @@ def load_weights(module: ModelModule, model: Any, path: Path) -> None:
     """Load a file of Keras into a model, also one of the model that was exported for it."""
     if module.serving_model is not None:
         # The serving model of a wide table has thousands of inputs, and takes minutes.
-        makers = (lambda: _wrap_trained_model(model, path), lambda: make_serving_model(module, model))
+        makers = (partial(_wrap_trained_model, model, path), partial(make_serving_model, module, model))
         for make_exported in makers:
             try:
                 make_exported().load_weights(path)

@@ -246,7 +246,7 @@ class ModelRegistry:
 
     def _model_folder(self, name: str) -> Path:
         # A name may be anything: no slash, and no dot at its beginning.
-        plain = quote(name, safe=" äöüÄÖÜß")
+        plain = quote(name, safe=" ")
         return self.folder / (plain.replace(".", "%2E", 1) if plain.startswith(".") else plain)
 
     def _read(self, name: str, version: int) -> ModelDescription | None:

@@ -189,6 +189,8 @@ class _StatementParser:
         for number in reversed(self._top_level()):
             # LABEL may be a column, too: `SELECT label FROM t LABEL label INTO m`.
             if number and self._word(number) == "LABEL" and "INTO" in map(self._word, range(number + 2, number + 6)):
+                if self._word(number + 1) == "," and self._word(number - 1) == "LABEL":
+                    continue  # it is the first one of two
                 return number
         return None
 

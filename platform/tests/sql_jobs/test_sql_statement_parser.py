@@ -165,6 +165,7 @@ def test_a_column_may_be_called_label() -> None:
         ("SELECT * FROM t LABEL a", "line 1, column 17", "end with INTO my_model"),
         ("SELECT * FROM t\nTO TRAIN dnn LABEL a, b INTO m", "line 2, column 21", "a model has one label"),
         ("SELECT * FROM t LABEL a, b INTO m", "line 1, column 24", "a model has one label"),
+        ("SELECT * FROM t LABEL label, b INTO m", "line 1, column 28", "a model has one label"),
         ("SELECT * FROM t LABEL a LABEL b INTO m", "line 1, column 25", "a model has one label"),
         ("SELECT * FROM t TO TRAIN dnn LABEL a LABEL b INTO m", "line 1, column 38", "a model has one label"),
         ("SELECT * FROM t TO TRAIN dnn WITH a=1,a=2 LABEL b INTO m", "line 1, column 39", "a is set twice"),
