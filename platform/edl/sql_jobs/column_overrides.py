@@ -152,6 +152,14 @@ class _ColumnFunction:
         source = IdSource.HASH if function == "CATEGORY_HASH" else IdSource.IDENTITY
         column = self._column(0, numeric=source is IdSource.IDENTITY)
         bins = self._whole_number(1, least=2)
+        if source is IdSource.IDENTITY and not 0 <= column.minimum <= column.maximum < bins:
+            wanted = f"CATEGORY_ID({column.name}, {column.maximum + 1:.0f})"
+            raise statement_error(
+                f"CATEGORY_ID takes whole numbers from 0 to {bins - 1}, and the column {column.name} has "
+                f"{column.minimum:.0f} to {column.maximum:.0f}",
+                self._call.place,
+                f"write {wanted if column.minimum >= 0 else f'CATEGORY_HASH({column.name}, {bins})'}",
+            )
         return FeaturePlan((column,), ColumnUse.ONE_HOT, _STATED, ids=source, bins=bins)
 
     def _bucket(self) -> FeaturePlan:

@@ -84,6 +84,7 @@ class ColumnFacts:
         words: of a text, on average.
         vocabulary: the most frequent words of a text.
         minimum: the least value of numbers.
+        maximum: the greatest one.
         mean: of numbers.
         deviation: standard deviation of numbers.
         log_mean: mean of the logarithms of 1 + x.
@@ -104,6 +105,7 @@ class ColumnFacts:
     words: float = 1.0
     vocabulary: tuple[str, ...] = ()
     minimum: float = 0.0
+    maximum: float = 0.0
     mean: float = 0.0
     deviation: float = 1.0
     log_mean: float = 0.0

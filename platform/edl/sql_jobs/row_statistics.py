@@ -128,6 +128,7 @@ def _facts_of(field: Any, statistics: TableStatistics, rows: int) -> ColumnFacts
         type_name,
         has_time=pa.types.is_timestamp(field.type),
         minimum=float(column.minimum) * factor,
+        maximum=float(column.maximum) * factor,
         mean=column.moments.mean * factor,
         deviation=column.moments.deviation * factor or 1.0,
         log_mean=float(logarithms.mean()),

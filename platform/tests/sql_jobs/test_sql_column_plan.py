@@ -152,7 +152,8 @@ TABLE = [
     facts("town", "text", 20),
     facts("street", "text", 3000, count=100_000),
     facts("words", "text", words=9.0, vocabulary=("a", "b")),
-    facts("code", "integer", 40),
+    facts("code", "integer", 40, maximum=39),
+    facts("change", "integer", 40, minimum=-3, maximum=36),
     facts("same", distinct=1),
     BINARY,
 ]
@@ -224,6 +225,11 @@ def test_parts_of_wide_and_deep_get_what_stands_before_for() -> None:
         ("COLUMN BUCKET(age)", r"write BUCKET\(column"),
         ("COLUMN CATEGORY_HASH(town)", r"write CATEGORY_HASH\(column, 1000\)"),
         ("COLUMN EMBEDDING(NUMERIC(age), 4)", "NUMERIC makes none"),
+        (
+            "COLUMN CATEGORY_ID(code, 39)",
+            r"from 0 to 38, and the column code has 0 to 39.*write CATEGORY_ID\(code, 40\)",
+        ),
+        ("COLUMN EMBEDDING(CATEGORY_ID(change, 40), 2)", r"change has -3 to 36.*write CATEGORY_HASH\(change, 40\)"),
         ("COLUMN CROSS([town], 10)", "CROSS has wrong arguments"),
         ("COLUMN age FOR wide", "dnn has no part wide"),
     ],
