@@ -32,6 +32,7 @@ from edl.transport.control_client import ControlChannel
 from edl.transport.open_files import raise_open_files_limit
 from edl.transport.process_identity import ProcessIdentity
 from edl.worker.data_readers import open_data_set
+from edl.worker.data_wait import measure_wait
 from edl.worker.lease_client import LEASES_AHEAD, TRAINING_KIND, LeaseClient, LeasedTask, ProgressReporter
 from edl.worker.master_session import MasterCall, MasterSession, make_master_call
 from edl.worker.record_stream import CorruptRecordSkipper, LoadedStep, RecordStream
@@ -151,7 +152,7 @@ class Client:
         self._stream = RecordStream(
             self._open_reader,
             CorruptRecordSkipper(spec.data.max_corrupt_records),
-            prefetch_records,
+            lambda windows: measure_wait(prefetch_records(windows), self._progress.add_warning),
             self._leases.is_held,
             seed=spec.train.seed,
         )

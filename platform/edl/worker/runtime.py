@@ -23,6 +23,7 @@ from edl.transport import edl_pb2 as pb
 from edl.transport.control_client import ControlChannel
 from edl.transport.process_identity import ProcessIdentity
 from edl.worker.data_readers import DATA_SET_BY_MODE, may_have_custom_reader, open_data_set
+from edl.worker.data_wait import measure_wait
 from edl.worker.graceful_shutdown import ShutdownGate
 from edl.worker.lease_client import LEASES_AHEAD, TRAINING_KIND, LeaseClient, LeasedTask, ProgressReporter
 from edl.worker.master_session import MasterSession, PsPlacement, make_master_call
@@ -200,7 +201,8 @@ class WorkerRuntime:
         def pipeline(windows: TaggedWindows) -> Any:
             from edl.worker.feed_pipeline import feed_in_background
 
-            return feed_in_background(self._open_feed(mode), windows)
+            minibatches = feed_in_background(self._open_feed(mode), windows)
+            return measure_wait(minibatches, self.progress.add_warning) if mode == "training" else minibatches
 
         train = self.spec.train
         batches = train.batches if mode == "training" else BatchSpec()

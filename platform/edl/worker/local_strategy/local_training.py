@@ -41,6 +41,7 @@ from edl.keras.user_callbacks import KerasCallbacks, NoCallbacks
 from edl.storage import checkpoint_manifest, checkpoint_shards
 from edl.storage.checkpoint_manifest import DATASET_KEY, CheckpointManifest, list_cuts
 from edl.storage.run_directory import RunDirectory
+from edl.worker.data_wait import measure_wait
 from edl.worker.feed_pipeline import FeedFunction, feed_in_background
 from edl.worker.lease_client import LeasedTask, PositionDescriber
 from edl.worker.local_strategy.local_model import LocalModel
@@ -364,7 +365,7 @@ class LocalTraining:
             return
         # Two ledgers with the same steps, because the feeding thread is ahead of training.
         ahead = feed_in_background(self._feeders("training"), self._read(rest(self._remaining_ledger(sources))))
-        for plan, minibatch in zip(rest(self._ledger), ahead, strict=True):
+        for plan, minibatch in zip(rest(self._ledger), measure_wait(ahead, self._report.warn), strict=True):
             self._watcher.begin_epoch(plan.epoch)
             self._train_step(plan, minibatch)
             self._leave_if_stopped()
