@@ -28,9 +28,9 @@ _GATHER_ERROR = re.compile(r"indices\[[\d,]*\] = (?P<id>-?\d+) is not in \[0, (?
 _NODE_NAME = re.compile(r"\{\{node (?P<scopes>[^}]+)\}\}")
 _ASSERTION_ERROR = re.compile(
     r"an id is outside of the Embedding (?P<layer>\S+) \((?P<rows>\d+) x (?P<dim>\d+)\)"
-    r".*\[x \([^)]*\) = \] \[(?P<id>-?\d+)\]"
+    r"[\s\S]*?(\[x \([^)]*\) = \] \[|elements of x:\n\[|\nx \(shape=\(\) dtype=\w+\) = \n)(?P<id>-?\d+)"
 )
-"""The message of ``check_ids_in_table``."""
+"""The message of ``check_ids_in_table``, in a graph or without one."""
 
 
 def id_out_of_range_error(wrong_id: int, rows: int, dims: Mapping[str, int]) -> BadInputError:

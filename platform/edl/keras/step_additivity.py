@@ -21,9 +21,10 @@ from edl.keras.custom_train_step import train_step_error
 from edl.keras.evaluation_metrics import count_records
 from edl.keras.model_contract import has_own_train_step
 from edl.keras.model_loss import can_slice
-from edl.keras.out_of_range_ids import MODEL_LOCATION
+from edl.keras.out_of_range_ids import MODEL_LOCATION, assert_dense_ids_in_range, explain_dense_id_errors
 from edl.keras.replica import ModelReplica
 from edl.keras.several_updates import SeveralUpdatesReplica
+from edl.keras.user_code import user_code
 
 _LOG = logging.getLogger(__name__)
 _TOLERANCE = 1e-2
@@ -82,16 +83,24 @@ def check_added_losses(replica: ModelReplica | SeveralUpdatesReplica, features: 
     factor of two. The model does not change.
 
     Raises:
-        BadInputError: the value for some records is the sum of those for their halves.
+        BadInputError: the value for some records is the sum of those for their halves, or an id is outside of an
+            embedding.
+        UserCodeError: the model raised an exception.
     """
     half = min(_COMPARED_RECORDS, int(count_records(features)) // 2)
     if not half or any(not can_slice(leaf) for leaf in tf.nest.flatten(features)):
         return
     state = replica.pack_state()
-    both, *halves = (
-        _read_added_losses(replica.model, tf.nest.map_structure(itemgetter(part), features))
-        for part in (slice(0, 2 * half), slice(0, half), slice(half, 2 * half))
-    )
+    # No step was taken before, so an error of the model or of a record may show here first.
+    with (
+        user_code(replica.module.zoo, "the model"),
+        explain_dense_id_errors(replica.model),
+        assert_dense_ids_in_range(),
+    ):
+        both, *halves = (
+            _read_added_losses(replica.model, tf.nest.map_structure(itemgetter(part), features))
+            for part in (slice(0, 2 * half), slice(0, half), slice(half, 2 * half))
+        )
     replica.unpack_state(state)
     for whole, first, second in zip(both, *halves, strict=True):
         mean = (first + second) / 2

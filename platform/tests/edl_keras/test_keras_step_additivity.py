@@ -210,3 +210,51 @@ def test_a_loss_that_a_layer_adds_must_be_a_mean(tmp_path: Path, added: str, *, 
     with pytest.raises(BadInputError, match="sum over the records") if refused else nullcontext():
         check_added_losses(replica, x)
     assert all(np.array_equal(value, before[name]) for name, value in replica.state_arrays().items())
+
+
+FAILING = """
+import keras, tensorflow as tf
+
+class Late(keras.layers.Layer):
+    calls = 0
+
+    def call(self, x):
+        Late.calls += 1
+        if Late.calls > FIRST_CALLS:
+            self.add_weight(shape=(2,), name="late")
+        return x
+
+def custom_model():
+    inputs = keras.Input((3,))
+    return keras.Model(inputs, Late()(keras.layers.Dense(2)(LOOKUP)))
+
+loss = "mse"
+optimizer = "sgd"
+
+def feed(dataset, mode, metadata):
+    return dataset
+"""
+
+
+LOOKUP = "keras.layers.Flatten()(keras.layers.Embedding(5, 1, name='table')(inputs))"
+
+
+@pytest.mark.parametrize(
+    ("first_calls", "hidden", "value", "message"),
+    [
+        ("2", "inputs", 1.0, "the model raised ValueError: .*cannot add new elements of state"),
+        ("99", LOOKUP, 7.0, r"id 7 is outside of the embedding 'table/embeddings' \(5 x 1\)"),
+        ("99", LOOKUP, -2.0, r"id -2 is outside of the embedding 'table/embeddings' \(5 x 1\)"),
+    ],
+    ids=["late variable", "id behind the table", "negative id"],
+)
+def test_an_error_of_the_model_is_the_users(
+    tmp_path: Path, first_calls: str, hidden: str, value: float, message: str
+) -> None:
+    """The check is the first that runs the model with records: otherwise workers crash with it, again and again."""
+    (tmp_path / "own.py").write_text(FAILING.replace("FIRST_CALLS", first_calls).replace("LOOKUP", hidden))
+    module = load_model_module(ModelSpec(zoo=str(tmp_path), definition="own.custom_model"), needs_metrics=False)
+    x = np.full((8, 3), value, np.float32)
+    replica = build_replica(module, seed=1, rank_seed=0, sample=x, first=(x, np.zeros((8, 2), np.float32), None))
+    with pytest.raises(BadInputError, match=message):
+        check_added_losses(replica, x)
