@@ -26,6 +26,7 @@ from edl.storage.checkpoint_manifest import (
     commit_checkpoint,
     cut_directory,
     load_manifest,
+    newest_intact_checkpoint,
     prune_checkpoints,
     prune_for_full_disk,
     shard_name,
@@ -163,19 +164,16 @@ class CheckpointCoordinator:
             cut: the checkpoint that it cannot load.
             message: its error.
         """
-        # Imports NumPy, which a starting master does not wait for.
-        from edl.storage import checkpoint_manifest
-
         skipped: list[SkippedCheckpoint] = []
         try:
-            manifest = checkpoint_manifest.newest_intact_checkpoint(self.directory, skipped.append, below_cut=cut)
+            manifest = newest_intact_checkpoint(self.directory, skipped.append, below_cut=cut)
         except StorageError as error:
             return CheckpointRefused(uid, cut, message, skipped_reasons=str(error))
         reasons = "; ".join(f"checkpoint {one.cut} cannot be used either: {one.reason}" for one in skipped)
         if manifest is None:
             reasons = reasons or f"there is no older one in {self.directory}"
             # There may be a newer one, whose master died before it could journal it.
-            newer = checkpoint_manifest.newest_intact_checkpoint(self.directory)
+            newer = newest_intact_checkpoint(self.directory)
             reasons += (
                 f"; checkpoint {newer.cut} is intact: --resume RUN --from-checkpoint continues from it"
                 if newer is not None
