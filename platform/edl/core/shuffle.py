@@ -137,12 +137,6 @@ class ShardPlan:
         return RecordRange(epoch, source.name, start, min(start + self.size, source.records))
 
 
-def plan_epoch(sources: Sequence[RecordSource], size: int, seed: int | None, epoch: int) -> Iterator[RecordRange]:
-    """All shards of one epoch, lazily, in the epoch's order; every record is covered exactly once."""
-    whole = ShardPlan(tuple(sources), size, seed)
-    return (whole.shard(epoch, index) for index in range(whole.shard_count))
-
-
 MAX_TRAINED_RECORDS = (1 << 63) - 1
 """Records of all epochs together: messages, checkpoints and Keras count them in 64 bits."""
 

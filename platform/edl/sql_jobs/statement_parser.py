@@ -58,8 +58,8 @@ COLUMN_FUNCTIONS = (
 """What ``COLUMN`` may make of columns: SQLFlow's names."""
 
 
-def parse_statements(text: str, dialect: str | None = None) -> list[Statement]:
-    """The statements of a text, which semicolons separate.
+def parse_with_texts(text: str, dialect: str | None = None) -> list[tuple[Statement, str]]:
+    """The statements of a text, which semicolons separate, each with its own text.
 
     Args:
         text: the statements.
@@ -68,11 +68,6 @@ def parse_statements(text: str, dialect: str | None = None) -> list[Statement]:
     Raises:
         BadInputError: a statement is wrong; ``where`` names line and column.
     """
-    return [statement for statement, _ in parse_with_texts(text, dialect)]
-
-
-def parse_with_texts(text: str, dialect: str | None = None) -> list[tuple[Statement, str]]:
-    """The statements of a text as ``parse_statements`` returns them, each with its own text."""
     tokens = _tokenize(text, dialect, Place(1, 1))
     found, start = list[tuple[Statement, str]](), 0
     for end in [*(at for at, token in enumerate(tokens) if token.token_type == TokenType.SEMICOLON), len(tokens)]:

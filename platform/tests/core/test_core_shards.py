@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -9,18 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.core.partition import SLOT_COUNT, initial_placement, owner_of_name, slot_of_name, slot_of_row, splitmix64
-from edl.core.shuffle import RecordSource, ShardPlan, permute_index, plan_epoch
+from edl.core.shuffle import RecordRange, RecordSource, ShardPlan, permute_index
 
 sources = st.lists(st.integers(0, 60), min_size=1, max_size=5).map(
     lambda counts: tuple(RecordSource(f"part-{i}", n) for i, n in enumerate(counts))
 )
 
 
+def plan_epoch(parts: Sequence[RecordSource], size: int, seed: int | None, epoch: int) -> list[RecordRange]:
+    plan = ShardPlan(tuple(parts), size, seed)
+    return [plan.shard(epoch, index) for index in range(plan.shard_count)]
+
+
 @given(sources, st.integers(1, 20), st.none() | st.integers(0, 2**40), st.integers(0, 5))
 def test_every_record_is_covered_exactly_once_an_epoch(
     parts: tuple[RecordSource, ...], size: int, seed: int | None, epoch: int
 ) -> None:
-    shards = list(plan_epoch(parts, size, seed, epoch))
+    shards = plan_epoch(parts, size, seed, epoch)
     covered = Counter((shard.source, record) for shard in shards for record in range(shard.start, shard.end))
     assert covered == Counter({(part.name, record): 1 for part in parts for record in range(part.records)})
     assert all(0 < shard.end - shard.start <= size for shard in shards)
@@ -47,20 +53,20 @@ def test_an_index_outside_of_the_plan_is_refused(index: int) -> None:
 
 def test_the_order_is_a_function_of_seed_and_epoch() -> None:
     parts = (RecordSource("a", 1000),)
-    assert list(plan_epoch(parts, 10, 1, 0)) == list(plan_epoch(parts, 10, 1, 0))
-    orders = [list(plan_epoch(parts, 10, seed, epoch)) for seed in range(3) for epoch in range(3)]
+    assert plan_epoch(parts, 10, 1, 0) == plan_epoch(parts, 10, 1, 0)
+    orders = [plan_epoch(parts, 10, seed, epoch) for seed in range(3) for epoch in range(3)]
     assert all(one != other for one, other in pairwise(orders))
 
 
 def test_the_order_of_a_seed_is_the_same_in_every_version() -> None:
     """A journal of an old version is replayed by a new one: what index 5 meant then it must mean now."""
     assert [permute_index(i, 10, 42) for i in range(10)] == [1, 3, 4, 8, 7, 9, 5, 2, 0, 6]
-    shards = list(plan_epoch((RecordSource("a", 25), RecordSource("b", 12)), 10, 7, 1))
+    shards = plan_epoch((RecordSource("a", 25), RecordSource("b", 12)), 10, 7, 1)
     assert [(shard.source, shard.start) for shard in shards] == [("a", 20), ("b", 0), ("a", 0), ("a", 10), ("b", 10)]
 
 
 def test_without_a_seed_the_order_is_that_of_the_sources() -> None:
-    shards = list(plan_epoch((RecordSource("a", 3), RecordSource("empty", 0), RecordSource("b", 2)), 2, None, 4))
+    shards = plan_epoch((RecordSource("a", 3), RecordSource("empty", 0), RecordSource("b", 2)), 2, None, 4)
     assert [(shard.source, shard.start, shard.end) for shard in shards] == [("a", 0, 2), ("a", 2, 3), ("b", 0, 2)]
 
 

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from support.sql_statements import parse_statements
 
 from edl.api.errors import BadInputError
 from edl.sql_jobs.column_overrides import override_columns
@@ -19,7 +20,6 @@ from edl.sql_jobs.column_plan import (
     check_features,
     plan_columns,
 )
-from edl.sql_jobs.statement_parser import parse_statements
 from edl.sql_jobs.statements import ColumnName, Place, TrainStatement
 
 PLACE = Place(1, 30)

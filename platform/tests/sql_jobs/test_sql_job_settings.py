@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.sql_statements import parse_statements
 
 from edl.api.errors import BadInputError
 from edl.jobfile.loader import load_job_file
@@ -19,7 +20,6 @@ from edl.sql_jobs.job_settings import (
     job_document,
     job_name,
 )
-from edl.sql_jobs.statement_parser import parse_statements
 from edl.sql_jobs.statements import TrainStatement
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.sql_statements import parse_statements
 
 from edl.cli.sql_output import plan_lines
 from edl.data import table_scan
@@ -27,7 +28,6 @@ from edl.sql_jobs.model_inputs import WIDE_INPUTS, InputColumn, ModelInputs, cho
 from edl.sql_jobs.model_module import Optimizer, write_module
 from edl.sql_jobs.prepared_rows import PreparedRows, prepare_prediction, prepare_training, stack_columns
 from edl.sql_jobs.row_statistics import collect_facts
-from edl.sql_jobs.statement_parser import parse_statements
 from edl.sql_jobs.statements import TrainStatement
 
 ROWS = 400

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.sql_statements import parse_statements
 
 from edl.api.errors import BadInputError
-from edl.sql_jobs.statement_parser import parse_statements
 from edl.sql_jobs.statement_runner import dialect_of
 from edl.sql_jobs.statements import (
     Attribute,

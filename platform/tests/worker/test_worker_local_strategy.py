@@ -275,7 +275,9 @@ def test_steps_come_in_the_order_in_which_shards_are_planned(train_locally: Call
         windows = [(p.task.source, *p.task.step_range(p.step)) for p in planned if p.epoch == epoch]
         covered = [(s, i) for s, start, end in windows for i in range(start, end)]
         assert sorted(covered) == [(s.name, i) for s in sources for i in range(s.records)]
-        order = [(s.source, s.start) for s in shuffle.plan_epoch(sources, 12, spec.train.seed, epoch)]
+        plan = shuffle.ShardPlan(tuple(sources), 12, spec.train.seed)
+        shards = [plan.shard(epoch, index) for index in range(plan.shard_count)]
+        order = [(shard.source, shard.start) for shard in shards]
         assert list(dict.fromkeys((p.task.source, p.task.start) for p in planned if p.epoch == epoch)) == order
 
 
