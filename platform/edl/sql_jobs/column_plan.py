@@ -7,6 +7,7 @@ statistics in, a plan out.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -204,7 +205,9 @@ def find_column(columns: Mapping[str, ColumnT], wanted: ColumnName) -> ColumnT:
     if len(same) == 1:
         return same[0]
     near = get_close_matches(wanted.name, columns, 1)
-    hint = f"did you mean {near[0]}? " if near else ""
+    # As it has to be written.
+    meant = [name if re.fullmatch(r"\w+", name) else f'"{name}"' for name in near]
+    hint = f"did you mean {meant[0]}? " if meant else ""
     raise statement_error(
         f"the query has no column {wanted.name}", wanted.place, f"{hint}It has {list_names(tuple(columns))}"
     )
@@ -335,7 +338,7 @@ def _plan_present(facts: ColumnFacts) -> FeaturePlan:
     if facts.kind == "text":
         if facts.words >= TEXT_WORDS and facts.distinct > MOST_ONE_HOT:
             return plan_text(facts, f"it has {facts.words:.1f} words a row")
-        return plan_category(facts, f"it has {facts.distinct:,} different texts")
+        return plan_category(facts, f"it has {facts.distinct:,} different text{'' if facts.distinct == 1 else 's'}")
     if facts.kind == "integer" and _is_called_code(facts) and facts.distinct > 2:
         return plan_category(facts, f"its name is that of a code, and it has {facts.distinct:,} values")
     if facts.minimum >= 0 and facts.high > SKEWED * max(facts.median, 1.0):

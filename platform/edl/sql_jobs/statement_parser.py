@@ -251,7 +251,8 @@ class _ClauseParser:
             raise self._error("a model has one label", "predict the other column with a model of its own")
         if self._peek() == "LABEL":
             raise _two_labels(self.place())
-        self.expect_word("INTO")
+        # What follows a label that no keyword is may be the rest of its name, such as that of LABEL yearly income.
+        self.expect_word("INTO", "put a name of several words into double quotes" if self._current() else None)
         into = self.take_model()
         if into.version is not None:
             raise statement_error("a new model has no version yet", into.place, f"INTO {into.name} makes the next one")
@@ -437,9 +438,9 @@ class _ClauseParser:
         self._at += 1
         return True
 
-    def expect_word(self, word: str) -> None:
+    def expect_word(self, word: str, hint: str | None = None) -> None:
         if not self.take_word(word):
-            raise self._error(f"{word} is missing")
+            raise self._error(f"{word} is missing", hint)
 
     def finish(self, statement: StatementT) -> StatementT:
         self.expect_end()

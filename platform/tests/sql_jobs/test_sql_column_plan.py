@@ -47,6 +47,7 @@ def plan_one(column: ColumnFacts, label: ColumnFacts = BINARY) -> FeaturePlan:
         (facts("ok", "boolean", 2), ColumnUse.BOOLEAN, "true or false"),
         (facts("day", "date"), ColumnUse.DATE, "time"),
         (facts("town", "text", 20), ColumnUse.ONE_HOT, "20 different texts"),
+        (facts("note", "text", 1, missing=7), ColumnUse.ONE_HOT, "it has 1 different text;"),
         (facts("town", "text", 200), ColumnUse.EMBEDDING, "200 different texts"),
         (facts("shop_id", "integer", 40), ColumnUse.EMBEDDING, "name is that of a code"),
         (facts("words", "text", words=9.0), ColumnUse.TEXT, "9.0 words a row"),
@@ -121,6 +122,7 @@ def test_rare_classes_weigh_more() -> None:
         (facts("y", "date", type_name="date32[day]"), "date32"),
         (facts("y", count=0, distinct=0), "no rows"),
         (facts("Yy"), "no column y.*did you mean Yy"),
+        (facts("y-"), 'no column y.*did you mean "y-"\\?'),
     ],
 )
 def test_a_label_that_cannot_be_learnt_is_refused_at_its_place(label: ColumnFacts, said: str) -> None:

@@ -174,6 +174,7 @@ def test_a_column_may_be_called_label() -> None:
         ("SELECT * FROM t TO TRAIN dnn COLUMN a FOR x COLUMN b FOR x LABEL b INTO m", "column 52", "stands twice"),
         ("SELECT * FROM t TO TRAIN dnn LABEL b INTO m@2", "line 1, column 43", "no version yet"),
         ("SELECT * FROM t TO TRAIN dnn LABEL b", "line 1, column 37", "INTO is missing, the statement ends"),
+        ("SELECT * FROM t LABEL b b INTO m", "line 1, column 25", "put a name of several words into double quotes"),
         ("SELECT * FROM t TO TRAIN dnn LABEL b INTO m extra", "line 1, column 45", "found extra"),
         ("SELECT * FROM t TO TRAIN dnn WITH a= LABEL b INTO m", "line 1, column 38", "a value"),
         ("SELECT * FROM t TO PREDICT p USING m", "line 1, column 28", "names no column"),
