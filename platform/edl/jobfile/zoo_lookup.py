@@ -86,8 +86,11 @@ REPLACED_BY_COMPILE = ("loss", "optimizer", "loss_weights", "eval_metrics_fn", "
 
 def may_return_compiled_model(module: ZooModule) -> bool:
     """Whether the module calls ``compile()`` of something, and defines none of the names that this replaces."""
-    if any(name in module.names for name in REPLACED_BY_COMPILE):
-        return False
+    return not any(name in module.names for name in REPLACED_BY_COMPILE) and calls_compile(module)
+
+
+def calls_compile(module: ZooModule) -> bool:
+    """Whether the module's own file calls ``compile()`` of something."""
     calls = (node.func for node in ast.walk(parse_module(module.path)) if isinstance(node, ast.Call))
     return any(isinstance(function, ast.Attribute) and function.attr == "compile" for function in calls)
 

@@ -27,6 +27,7 @@ from edl.jobfile.schema_rules import find_schema
 from edl.jobfile.zoo_lookup import (
     REPLACED_BY_COMPILE,
     STAR_IMPORT,
+    calls_compile,
     check_misnamed,
     find_model_function,
     find_unknown_params,
@@ -230,6 +231,8 @@ def _defined_names(spec: JobSpec, *, evaluates: bool) -> Sequence[str]:
         public = [name for name in names if not name.startswith("_")]
         close = closest_match(missing[0], [name for name in public if name not in REQUIRED_FUNCTIONS], cutoff=0.7)
         is_old_name = "feed" in missing and _OLD_FEED_NAME in names
+        replaced = any(name in REPLACED_BY_COMPILE for name in missing) and calls_compile(module)
+        beside_compile = [name for name in REPLACED_BY_COMPILE if name in names] if replaced else []
         raise BadInputError(
             f"the model module does not define {', '.join(f'{name!r}' for name in missing)}",
             where=str(module.path),
@@ -240,8 +243,12 @@ def _defined_names(spec: JobSpec, *, evaluates: bool) -> Sequence[str]:
                 if is_old_name
                 else ""
             )
-            + f"it defines {', '.join(public) or 'nothing'}. loss, optimizer and eval_metrics_fn are optional if the "
-            "module's own file calls compile()"
+            + f"it defines {', '.join(public) or 'nothing'}. "
+            + (
+                f"compile() replaces them only in a module without {' and '.join(beside_compile)}"
+                if beside_compile
+                else "loss, optimizer and eval_metrics_fn are optional if the module's own file calls compile()"
+            )
             + (
                 "; tables and folders of images need no feed with data.schema (see `edl data schema`), nor do tables "
                 "with data.reader: {label: COLUMN}"

@@ -71,6 +71,20 @@ def test_a_module_that_compiles_its_model_needs_feed_alone(tmp_path: Path, witho
         assert job_checks.check_job(spec).training == (100,)
 
 
+def test_what_stands_beside_compile_is_named(tmp_path: Path) -> None:
+    (tmp_path / "records.csv").write_text("x,y\n1,2\n")
+    (tmp_path / "m.py").write_text(
+        "def custom_model():\n    model = make()\n    model.compile('sgd', 'mse')\n    return model\n"
+        "def feed(dataset, mode, metadata): ...\ndef eval_metrics_fn(): ...\n"
+    )
+    (tmp_path / "job.yaml").write_text(
+        f"name: m\nmodel: {{zoo: {tmp_path}, definition: m.custom_model}}\ndata: {{training: {tmp_path}/records.csv}}\n"
+    )
+    with pytest.raises(BadInputError, match="does not define 'loss', 'optimizer'") as raised:
+        job_checks.check_job(load_job_file(tmp_path / "job.yaml"))
+    assert "compile() replaces them only in a module without eval_metrics_fn" in (raised.value.hint or "")
+
+
 def test_the_old_name_of_feed_is_told(tmp_path: Path) -> None:
     (tmp_path / "records.csv").write_text("x,y\n1,2\n")
     (tmp_path / "m.py").write_text(
