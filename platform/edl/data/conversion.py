@@ -316,7 +316,7 @@ def to_table(records: Any, metadata: Metadata, schema: Any, where: str) -> Any:
         if metadata.format == "jsonl":
             return _mappings_to_table([json.loads(line) for line in records], schema)
         if metadata.format in _FRAMED_FORMATS:
-            return _mappings_to_table([parse_example(record) for record in records], schema)
+            return _mappings_to_table(_parse_examples(records, schema), schema)
         if metadata.format == "text":
             texts = pa.array([bytes(record).decode() for record in records], pa.string())
             return pa.table({"text": texts})
@@ -330,6 +330,20 @@ def to_table(records: Any, metadata: Metadata, schema: Any, where: str) -> Any:
     raise BadInputError(
         f"records of {metadata.format} have no columns", where=where, hint="write recordio or tfrecord, or a program"
     )
+
+
+def _parse_examples(records: Sequence[bytes], schema: Any) -> list[dict[str, Any]]:
+    """Examples by name. One item is a single value, unless the feature has other numbers of items elsewhere."""
+    rows = [dict(parse_example(record)) for record in records]
+    lists = (
+        {name for row in rows for name, value in row.items() if isinstance(value, list)}
+        if schema is None
+        else {field.name for field in schema if pa.types.is_list(field.type)}
+    )
+    return [
+        {name: [value] if name in lists and not isinstance(value, list) else value for name, value in row.items()}
+        for row in rows
+    ]
 
 
 def _mappings_to_table(rows: Sequence[Mapping[str, Any]], schema: Any) -> Any:

@@ -104,6 +104,16 @@ def test_lists_and_vectors_are_kept(tmp_path: Path) -> None:
         np.testing.assert_array_equal(arrays["x"], np.arange(12.0).reshape(6, 2))
 
 
+def test_a_feature_with_one_item_in_some_examples_is_a_list_in_all(tmp_path: Path) -> None:
+    tags = [[number] * (number % 3) for number in range(5000)]  # more than are looked at for the types
+    table = pa.table({"tags": pa.array(tags, pa.list_(pa.int64())), "n": list(range(5000))})
+    pq.write_table(table, tmp_path / "a.parquet")
+    run([str(tmp_path / "a.parquet")], tmp_path / "examples", "tfrecord", records_per_file=5000)
+    run([str(tmp_path / "examples")], tmp_path / "back", "parquet", records_per_file=5000)
+    (file,) = (tmp_path / "back").glob("*.parquet")
+    assert pq.read_table(file).select(["tags", "n"]).to_pydict() == table.to_pydict()
+
+
 @pytest.mark.parametrize("target", ["recordio", "tfrecord"])
 def test_booleans_become_whole_numbers_of_an_example(tmp_path: Path, target: str) -> None:
     pq.write_table(pa.table({"yes": [True, False], "all": [[True], [False, True]]}), tmp_path / "a.parquet")
