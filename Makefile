@@ -27,7 +27,7 @@ ONCE_MORE ?= --reruns 1 -rR
 EDL_TEST_THIRD ?= $(shell expr $${GITHUB_RUN_NUMBER:-$$(git rev-list --count HEAD 2>/dev/null || echo 0)} % 3)
 
 .PHONY: help setup demo test test-all check static lint types layers together unit native native-test sanitizers \
-  sanitizers-once sanitizers-beside types-and-charts-beside charts jobs faults faults-all third repetitions left-out chaos dist dist-test images e2e e2e-all \
+  sanitizers-once sanitizers-beside charts jobs faults faults-all third repetitions left-out chaos dist dist-test images e2e e2e-all \
   bench proto generate reference chart-schema chart-docs kustomize docs recording schema constraints clean
 
 help: ## print every target
@@ -57,13 +57,8 @@ demo: native ## train MNIST-format digits on this machine while a worker is kill
 test: check ## what CI runs: format, lint, types, layers, tests
 test-all: export EDL_TEST_THOROUGH = 1
 test-all: check faults-all sanitizers dist-test ## the same with all examples, every fault, sanitizers at length, the wheel in an empty environment
-# Lint and layers take seconds. Types and charts take the processor time that the tests leave; what they print comes at their end.
-check: lint layers
-	@$(MAKE) --no-print-directory --jobs 2 together types-and-charts-beside
-
-types-and-charts-beside: $(STAMP)
-	@mkdir -p build; nice -n 10 $(MAKE) --no-print-directory types charts >build/types-and-charts.log 2>&1; ended=$$?; \
-	  cat build/types-and-charts.log; exit $$ended
+check: static
+	@$(MAKE) --no-print-directory together
 
 # One after the other they would leave a core idle. The longest begin.
 static: $(STAMP) ## lint, layers, types and charts, two at a time
