@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from support.examples import examples
+from support.logging_levels import restored_logging
 
 from edl.keras.tensorflow_import import import_tensorflow
 
@@ -162,6 +163,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if third is not None:
         config.hook.pytest_deselected(items=[item for item in items if third_of(item.nodeid) != third])
         items[:] = [item for item in items if third_of(item.nodeid) == third]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
+    """A job that a test runs in this process sets what the process prints: the next test reads the log again."""
+    plugin = item.config.pluginmanager.get_plugin("logging-plugin")
+    with restored_logging([] if plugin is None else [plugin.caplog_handler, plugin.report_handler]):
+        return (yield)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+from support.logging_levels import restored_logging
 
 from edl.jobfile.log_level import set_printed_level
 
@@ -44,3 +45,13 @@ def test_the_level_is_that_of_what_is_printed(printing: Handler, level: str, pri
         log.removeHandler(collector)
     assert "".join(printing.messages) == printed
     assert set("me") <= set(collector.messages), "warnings reach the master at any level"
+
+
+def test_what_a_test_sets_for_all_handlers_ends_with_it(caplog: pytest.LogCaptureFixture) -> None:
+    """Else a test that reads the log fails in whichever process a job that prints errors alone has run before."""
+    with restored_logging([caplog.handler]):
+        set_printed_level("error")
+        caplog.handler.addFilter(lambda record: False)
+        logging.getLogger("edl.of_this_test").warning("not captured")
+    logging.getLogger("edl.of_this_test").warning("captured")
+    assert caplog.messages == ["captured"]
