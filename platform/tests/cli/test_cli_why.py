@@ -12,8 +12,10 @@ from support.job_objects import STATUS, conditions, put_job, put_pod, unschedule
 from support.text_keys import missing_keys
 
 from edl.api.cluster_port import Role
+from edl.api.events import WarningRaised
 from edl.cluster.kubernetes.resource_kinds import NODES
 from edl.jobfile.published_status import PublishedStatus
+from edl.worker.data_wait import describe_wait
 
 SAID = "0/2 nodes are available: 2 Insufficient cpu."
 
@@ -85,3 +87,14 @@ def test_a_job_that_waits_for_room_on_its_disk(cli: CliHarness) -> None:
     text, remedy, *_ = cli.out.splitlines()
     assert not missing_keys(text, "mnist", "stalled", reason)
     assert not missing_keys(remedy, "->", "volume", "30 s")
+
+
+def test_a_worker_that_waits_for_data_is_told_of_by_why_and_status(cli: CliHarness) -> None:
+    warned = WarningRaised(describe_wait(0.6, 30.0), time=NOW - 30)
+    put_job(cli.cluster, published=PublishedStatus(replace(STATUS, workers_wanted=2), (warned,)))
+    assert cli.edl("why", "mnist") == 0
+    assert not missing_keys(cli.out, "data come more slowly than a worker trains", "60% of 30 s", "decoding or feed")
+    assert cli.edl("why", "mnist", "--json") == 0
+    assert [found["text"] for found in json.loads(cli.out)] == [warned.message]
+    assert cli.edl("status", "mnist") == 0
+    assert not missing_keys(cli.out, "warning: data come more slowly than a worker trains")

@@ -7,12 +7,13 @@ import queue
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from master.in_process_job import RECORDS, InProcessJob, in_process_job
+from master.in_process_job import RECORDS, InProcessJob, ScriptedWorker, in_process_job
 from master.master_stubs import LONG, ShellHarness
 
 from edl.api.cluster_port import PodPhase, PodStatus, Role
@@ -28,6 +29,9 @@ from edl.master.backend import LocalMasterBackend, choose_backend
 from edl.master.master_process import BEGINS_ANEW_MESSAGE, serve_job
 from edl.master.shell import FencedClock, MasterEndsError, MasterFrozenError
 from edl.storage.durable_files import read_json
+from edl.transport import edl_pb2 as pb
+from edl.transport.control_methods import MasterMethods as Methods
+from edl.worker.data_wait import WARNING_TOPIC, describe_wait
 
 EPOCHS = 20
 LONGER = {"minibatch_size": 2, "minibatches_per_task": 4, "epochs": EPOCHS}
@@ -113,6 +117,26 @@ def test_a_job_that_is_done_says_so_on_the_board_and_by_its_exit_code() -> None:
         assert told.timeline[-1].records_done == RECORDS
         assert [pod for pod in job.cluster.pods() if not pod.has_ended] == []
         assert not (job.run.journal / "LOCK").exists()
+
+
+def test_what_a_worker_warns_of_is_published_for_commands_and_in_the_summary() -> None:
+    text = describe_wait(0.6, 30.0)
+
+    def warn(worker: ScriptedWorker) -> None:
+        member = pb.Member(role="worker", index=0, uid=worker.uid)
+        warning = pb.WorkerWarning(topic=WARNING_TOPIC, text=text)
+        with closing(job.connect()) as channel:
+            channel.call(Methods.Progress, pb.ProgressRequest(member=member, warnings=[warning]), timeout=LONG)
+
+    with in_process_job() as job:
+        job.at_step |= {3: warn, 5: warn}
+        pod = PodBackend(job)
+        assert job.run_master(pod) == 0
+        assert job.summary()["warnings"] == [text]
+    told = pod.status_publisher.read()
+    assert [event.message for event in told.events if isinstance(event, WarningRaised)] == [text]
+    assert told.summary is not None
+    assert told.summary.warnings == (text,)
 
 
 def test_who_reads_that_a_job_has_ended_reads_all_about_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.text_keys import missing_keys
+from support.waiting_clock import WAIT_WARNING, use_waiting_clock
 
 from edl.api.cluster_port import Role
 from edl.api.errors import BadInputError
@@ -35,6 +36,7 @@ class ScriptedMaster:
         self.lost: set[int] = set()
         self.rejected: set[int] = set()
         self.stopped = False
+        self.warnings: list[tuple[str, str]] = []
 
     def __call__(self, method: str, request: Any, *, deadline: float) -> Any:
         with self._changed:
@@ -64,6 +66,7 @@ class ScriptedMaster:
     def Progress(self, request: Any) -> Any:
         self._note(request.leases)
         self.stopped |= request.stopped_training
+        self.warnings += [(each.topic, each.text) for each in request.warnings]
         return pb.ProgressReply(incarnation=1, lost=[each.lease for each in request.leases if each.lease in self.lost])
 
     def Report(self, request: Any) -> Any:
@@ -323,3 +326,19 @@ def test_a_client_gives_its_records_to_one_loop_only(make_client: Make) -> None:
         next(client.batches())
     with pytest.raises(ValueError, match="another loop"):
         client.batches_ahead()
+
+
+@pytest.mark.parametrize(
+    "take_all",
+    [lambda client: list(client.batches()), lambda client: list(taken_ahead(client, 3))],
+    ids=["batches", "batches_ahead"],
+)
+def test_a_program_that_waits_for_records_tells(
+    make_client: Make, monkeypatch: pytest.MonkeyPatch, take_all: Callable[[Client], Any]
+) -> None:
+    use_waiting_clock(monkeypatch)
+    client, master = make_client((0, RECORDS))
+    assert len(take_all(client)) == RECORDS // MINIBATCH
+    # Warnings are sent before reports.
+    master.wait(lambda: master.reported == [1])
+    assert master.warnings == [WAIT_WARNING]

@@ -100,6 +100,16 @@ class ScriptedMaster:
         return pb.LeaveReply()
 
 
+class ScriptedChannel:
+    """A channel to a master that is a script in this process."""
+
+    def __init__(self, master: ScriptedMaster) -> None:
+        self._master = master
+
+    def call(self, method: Any, request: Any, *, timeout: float) -> Any:
+        return self._master(method.path.rpartition("/")[2], request, deadline=timeout)
+
+
 class PsServers:
     """Parameter servers behind real sockets, each replaceable."""
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from support.repetition import repetition, repetitions
 from support.text_keys import missing_keys
-from worker.loop_harness import LEASE, TOKEN, PsServers, ScriptedMaster
+from worker.loop_harness import LEASE, TOKEN, PsServers, ScriptedChannel, ScriptedMaster
 
 from edl.api.cluster_port import Role
 from edl.core.events import DatasetDescribed, EndJob, PodsSynced, Tick
@@ -99,16 +99,6 @@ def check_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 Refusal = tuple[str, int]
 """Why a job ended, and its exit code."""
-
-
-class ScriptedChannel:
-    """A channel to a master that is a script in this process."""
-
-    def __init__(self, master: ScriptedMaster) -> None:
-        self._master = master
-
-    def call(self, method: Any, request: Any, *, timeout: float) -> Any:
-        return self._master(method.path.rpartition("/")[2], request, deadline=timeout)
 
 
 class DecidingMaster(ScriptedMaster):
