@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import multiprocessing
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -418,22 +419,42 @@ def _write_csv(path: Path, tables: Iterator[Any], schema: Any) -> None:
         writer.writerow(schema.names)
         for table in tables:
             for row in _rows(table):
-                writer.writerow(["" if value is None else _to_json(value) for value in row.values()])
+                writer.writerow(["" if value is None else _to_text(value, name) for name, value in row.items()])
 
 
 def _write_jsonl(path: Path, tables: Iterator[Any], schema: Any) -> None:
     with path.open("wb") as stream:
         for table in tables:
-            lines = (
-                table
-                if schema is None
-                else (
-                    json.dumps({name: _to_json(value) for name, value in row.items()}, ensure_ascii=False).encode()
-                    for row in _rows(table)
-                )
-            )
-            for line in lines:
+            for line in table if schema is None else map(_to_json_line, _rows(table)):
                 stream.write(bytes(line) + b"\n")
+
+
+def _to_json_line(row: Mapping[str, Any]) -> bytes:
+    """A row as an object of JSON, which has neither NaN nor infinite numbers: the first becomes null.
+
+    Raises:
+        BadInputError: a number is infinite, or bytes are no text.
+    """
+    values = {name: _to_text(value, name) for name, value in row.items()}
+    try:
+        return json.dumps(values, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:  # seldom, so that not every value is looked at
+        finite = {name: _without_nan(value, name) for name, value in values.items()}
+        return json.dumps(finite, ensure_ascii=False, allow_nan=False).encode()
+
+
+def _without_nan(value: Any, column: str) -> Any:
+    if isinstance(value, list):
+        return [_without_nan(item, column) for item in value]
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    if math.isnan(value):
+        return None
+    raise BadInputError(
+        f"an infinite number in column '{column}', and JSON has none",
+        where="--to jsonl",
+        hint="write another format, replace such numbers, or leave the column out with --columns",
+    )
 
 
 def _write_npz(path: Path, tables: Iterator[Any], schema: Any) -> None:
@@ -509,16 +530,17 @@ def _rows(table: Any) -> list[dict[str, Any]]:
     return rows
 
 
-def _to_json(value: Any) -> Any:
+def _to_text(value: Any, column: str) -> Any:
+    """A value whose bytes are text."""
     if isinstance(value, list):
-        return [_to_json(item) for item in value]
+        return [_to_text(item, column) for item in value]
     if not isinstance(value, bytes):
         return value
     try:
         return value.decode()
     except UnicodeDecodeError as error:
         raise BadInputError(
-            "bytes are no text in UTF-8, and this format has only text",
+            f"bytes of column '{column}' are no text in UTF-8, and this format has only text",
             where="--to",
             hint="write parquet, npz, recordio or tfrecord, or leave the column out with --columns",
         ) from error

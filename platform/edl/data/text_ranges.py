@@ -6,11 +6,12 @@ over the files, which decide; a range with a cell of a wider type says so.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import pyarrow as pa
 import pyarrow.csv as pacsv
@@ -20,7 +21,7 @@ from edl.api.errors import BadInputError
 from edl.data.block_file import BlockFileReader
 from edl.data.csv_reader import ROWS_PER_BLOCK, CsvReader
 from edl.data.data_files import PathOrPaths
-from edl.data.reader import CorruptRange
+from edl.data.reader import CorruptRange, OnCorrupt
 from edl.data.reader_factory import open_reader
 from edl.data.table_statistics import TableStatistics
 
@@ -235,37 +236,147 @@ class JsonRanges:
 
     @cached_property
     def schema(self) -> Any:
-        """The names of the sampled blocks with their types."""
-        lines: list[bytes] = []
-        for place in _spread_blocks(self._reader, self.sources):
-            lines += self._reader.read(*place, lambda _: None)
-        found = self._parse(lines, None).schema if lines else pa.schema([])
-        return pa.schema([(entry.name, widest_json_type(entry.type, pa.null())) for entry in found])
+        """The names of the sampled blocks with their types.
+
+        Raises:
+            BadInputError: no type has all their values of a column; names a line and the column.
+        """
+        blocks = [self._read_lines(*place, lambda _: None) for place in _spread_blocks(self._reader, self.sources)]
+        lines = [line for block in blocks for line in block.lines]
+        try:
+            types = _types_of(self._parse(lines, None)) if lines else {}
+        except pa.ArrowInvalid:
+            types = self._join_types(blocks)
+        return pa.schema([(name, widest_json_type(kind, pa.null())) for name, kind in types.items()])
+
+    def _join_types(self, blocks: Iterable[_NumberedLines]) -> dict[str, Any]:
+        """The types of all lines, of which Arrow finds none at once. A column that is not chosen may have several."""
+        types: dict[str, Any] = {}
+        for block in blocks:
+            for number, line in zip(block.numbers, block.lines, strict=True):
+                for name, kind in self._parse_alone(block.source, number, line).items():
+                    try:
+                        types[name] = widest_json_type(types.get(name, pa.null()), kind)
+                    except ValueError as error:
+                        if self._columns and name not in self._columns:
+                            continue
+                        raise self._misfit_error(block.source, number, line, name, types[name], kind) from error
+        return types
 
     def widen(self, column: str) -> None:
         """See ``TextRanges``."""
         raise AssertionError(f"{column} has the type of the sampled lines")
 
     def tables(self, statistics: TableStatistics, source: str, start: int, end: int) -> Iterator[Any]:
-        """See ``TextRanges``."""
+        """See ``TextRanges``.
+
+        Raises:
+            BadInputError: a line does not have the names and types of the sampled lines; names the line.
+        """
+        schema = pa.schema([self.schema.field(name) for name in self._columns]) if self._columns else self.schema
+
+        def count(corrupt: CorruptRange) -> None:
+            place = f"{corrupt.source}, byte {corrupt.offset}: {corrupt.reason}"
+            statistics.add_damage(place, corrupt.records)
+
         for begin in range(start, max(start + 1, end), _LINES_AT_ONCE):
+            found = self._read_lines(source, begin, min(end, begin + _LINES_AT_ONCE), count)
+            try:
+                table = self._parse(found.lines, schema) if found.lines else schema.empty_table()
+            except pa.ArrowInvalid as error:
+                self._raise_misfit(found, schema, error)
+            yield table.select(schema.names)
 
-            def count(corrupt: CorruptRange) -> None:
-                place = f"{corrupt.source}, byte {corrupt.offset}: {corrupt.reason}"
-                statistics.add_damage(place, corrupt.records)
+    def _read_lines(self, source: str, start: int, end: int, on_corrupt: OnCorrupt) -> _NumberedLines:
+        corrupt: set[int] = set()
 
-            lines = self._reader.read(source, begin, min(end, begin + _LINES_AT_ONCE), count)
-            table = self._parse(lines, self.schema) if lines else self.schema.empty_table()
-            yield table.select(self._columns or self.schema.names)
+        def note(found: CorruptRange) -> None:
+            corrupt.update(range(found.start, found.end))
+            on_corrupt(found)
+
+        lines = self._reader.read(source, start, end, note)
+        return _NumberedLines(source, lines, [number for number in range(start, end) if number not in corrupt])
 
     def _parse(self, lines: Sequence[bytes], schema: Any) -> Any:
         data = b"\n".join(lines)
-        behavior = "infer" if schema is None else "error"
+        behavior = "infer" if schema is None else "ignore" if self._columns else "error"
         return pajson.read_json(
             pa.BufferReader(data),
             pajson.ReadOptions(use_threads=False, block_size=len(data) + 1),
             pajson.ParseOptions(explicit_schema=schema, unexpected_field_behavior=behavior),
         )
+
+    def _raise_misfit(self, found: _NumberedLines, schema: Any, error: Exception) -> NoReturn:
+        """Say which line Arrow refuses."""
+        first, end = 0, len(found.lines)
+        while end - first > 1:
+            middle = (first + end) // 2
+            if self._is_refused(found.lines[first:middle], schema):
+                end = middle
+            else:
+                first = middle
+        number, line = found.numbers[first], found.lines[first]
+        for name, kind in self._parse_alone(found.source, number, line).items():
+            if name not in schema.names:
+                if not self._columns:
+                    raise self._misfit_error(found.source, number, line, name, None, kind) from error
+            elif self._is_refused([_only(line, name)], pa.schema([schema.field(name)])):
+                raise self._misfit_error(found.source, number, line, name, schema.field(name).type, kind) from error
+        raise error
+
+    def _is_refused(self, lines: Sequence[bytes], schema: Any) -> bool:
+        try:
+            self._parse(lines, schema)
+        except pa.ArrowInvalid:
+            return True
+        return False
+
+    def _parse_alone(self, source: str, number: int, line: bytes) -> dict[str, Any]:
+        """The type of each value of a line."""
+        try:
+            return _types_of(self._parse([line], None))
+        except pa.ArrowInvalid as error:
+            reason = str(error).partition(" in row ")[0]
+            raise BadInputError(
+                f"{self._place(source, number)} is no line of JSON: {reason}", where=source, hint="mend the line"
+            ) from error
+
+    def _misfit_error(self, source: str, number: int, line: bytes, name: str, wanted: Any, kind: Any) -> BadInputError:
+        """A line has a value of another type, or a name that no sampled line has (``wanted`` is None)."""
+        try:
+            is_wider = wanted is None or widest_json_type(wanted, kind) is not None
+        except ValueError:
+            is_wider = False
+        value = json.dumps(json.loads(line)[name])
+        others = f"it is {wanted} in the sampled lines" if wanted is not None else "no sampled line has it"
+        return BadInputError(
+            f"{self._place(source, number)} has {value:.40} in column '{name}', which is {kind}, and {others}",
+            where=source,
+            hint="leave out --workers: one process reads all lines for their types first; or name other columns with "
+            "--columns"
+            if is_wider
+            else "write it with one type, or name the other columns with --columns",
+        )
+
+    def _place(self, source: str, number: int) -> str:
+        return f"record {number} (byte {self._reader.record_offset(source, number)})"
+
+
+class _NumberedLines(NamedTuple):
+    """Lines of a file, without the corrupt ones, each with its number."""
+
+    source: str
+    lines: Sequence[bytes]
+    numbers: Sequence[int]
+
+
+def _types_of(table: Any) -> dict[str, Any]:
+    return {entry.name: entry.type for entry in table.schema}
+
+
+def _only(line: bytes, name: str) -> bytes:
+    """A line of JSON with one of its names."""
+    return json.dumps({name: json.loads(line)[name]}).encode()
 
 
 def _ended(data: bytes) -> bytes:

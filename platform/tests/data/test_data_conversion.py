@@ -150,6 +150,38 @@ def test_an_empty_cell_stays_missing_and_is_refused_where_none_can_be(tmp_path: 
         assert not (tmp_path / target).exists()
 
 
+def refuse_constant(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON")
+
+
+def test_json_lines_have_null_for_numbers_that_are_none(tmp_path: Path) -> None:
+    lists = pa.array([[0.5, np.nan], [1.0, 2.0]], pa.list_(pa.float64(), 2))
+    pq.write_table(pa.table({"x": [np.nan, 1.5], "pair": lists}), tmp_path / "a.parquet")
+    run([str(tmp_path / "a.parquet")], tmp_path / "out", "jsonl")
+    lines = (tmp_path / "out" / "data-00000.jsonl").read_text().splitlines()
+    found = [json.loads(line, parse_constant=refuse_constant) for line in lines]
+    assert found == [{"x": None, "pair": [0.5, None]}, {"x": 1.5, "pair": [1.0, 2.0]}]
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf])
+def test_an_infinite_number_is_refused_where_json_has_none(tmp_path: Path, value: float) -> None:
+    lists = pa.array([[0.5, value]], pa.list_(pa.float64()))
+    for name, column in (("x", [value]), ("items", lists)):
+        pq.write_table(pa.table({"n": [1], name: column}), tmp_path / "a.parquet")
+        with pytest.raises(BadInputError, match=f"an infinite number in column '{name}'") as refused:
+            run([str(tmp_path / "a.parquet")], tmp_path / "out", "jsonl")
+        assert "--columns" in (refused.value.hint or "")
+        assert not (tmp_path / "out").exists()
+    run([str(tmp_path / "a.parquet")], tmp_path / "out", "jsonl", columns=["n"])
+
+
+@pytest.mark.parametrize("target", ["csv", "jsonl"])
+def test_bytes_that_are_no_text_are_refused_with_their_column(tmp_path: Path, target: str) -> None:
+    pq.write_table(pa.table({"n": [1], "raw": [b"\xff"]}), tmp_path / "a.parquet")
+    with pytest.raises(BadInputError, match="bytes of column 'raw' are no text"):
+        run([str(tmp_path / "a.parquet")], tmp_path / "out", target)
+
+
 def test_nothing_is_overwritten_and_nothing_is_left_after_an_error(tmp_path: Path) -> None:
     path = write(tmp_path / "in", "jsonl")
     (tmp_path / "out").mkdir()

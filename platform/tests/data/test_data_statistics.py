@@ -18,9 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.examples import examples
 from support.range_server import serve_folder
+from support.text_keys import missing_keys
 
 from edl.api.errors import BadInputError
-from edl.data import sketches, table_scan
+from edl.data import block_file, sketches, table_scan, text_ranges
 from edl.data.data_files import PACKED_SUFFIXES
 from edl.data.sketches import hash_bytes
 from edl.data.statistics_files import (
@@ -321,6 +322,62 @@ def test_ranges_of_json_lines_are_lines_of_their_numbers(tmp_path: Path) -> None
     assert [*chosen.columns] == ["t"]
     with pytest.raises(BadInputError, match="no column y"):
         TableRanges(source, {"columns": ["y"]})
+
+
+@pytest.fixture
+def rows_behind_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Writes JSON lines in files of blocks of ten lines, of which the first and the last one of a file are sampled."""
+    monkeypatch.setattr(block_file, "_BLOCK_BYTES", 10 * len('{"n": 10, "t": "a"}\n'))
+    monkeypatch.setattr(text_ranges, "_SAMPLED_BLOCKS", 1)
+
+    def write(odd: str, at: int = 55) -> tuple[Path, str]:
+        (tmp_path / "a.jsonl").write_text('{"n": 10, "t": "a"}\n' * 20)
+        lines = ['{"n": 10, "t": "a"}'] * 100
+        lines[at] = odd
+        (tmp_path / "b.jsonl").write_text("\n".join([lines[0], "", *lines[1:]]))
+        return tmp_path, str(tmp_path / "b.jsonl")
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("odd", "said", "hint"),
+    [
+        ('{"n": 1.5, "t": "a"}', ["'n'", "1.5", "int64", "double"], "leave out --workers"),
+        ('{"n": "few", "t": "a"}', ["'n'", '"few"', "int64", "string"], "write it with one type"),
+        ('{"n": {"x": 1}, "t": "a"}', ["'n'", '{"x": 1}', "int64", "struct"], "write it with one type"),
+        ('{"n": 1, "more": 2}', ["'more'", "no sampled line"], "leave out --workers"),
+        ('{"n": 1, "t": "a" "b"}', ["JSON"], "mend"),
+    ],
+)
+def test_a_line_that_no_worker_has_sampled_and_that_does_not_fit_is_named(
+    rows_behind_samples: Any, odd: str, said: list[str], hint: str
+) -> None:
+    folder, source = rows_behind_samples(odd)
+    with pytest.raises(BadInputError) as error:
+        TableRanges(folder, {}).scan(source, 30, 90)
+    begin = Path(source).read_bytes().index(odd.encode())
+    assert not missing_keys(error.value.message, "record 55", f"byte {begin}", *said)
+    assert error.value.where == source
+    assert not missing_keys(error.value.hint or "", hint)
+
+
+@pytest.mark.parametrize("odd", ['{"n": 1.5, "t": "a"}', '{"n": "few", "t": "a"}', '{"t": "a", "more": 2}'])
+@pytest.mark.parametrize("at", [2, 55])
+def test_of_a_line_that_does_not_fit_other_columns_can_be_chosen(rows_behind_samples: Any, odd: str, at: int) -> None:
+    folder, source = rows_behind_samples(odd, at)
+    found = TableRanges(folder, {"columns": ["t"]}).scan(source, 0, 100)
+    assert columns_of(found)["t"]["count"] == 100
+    assert [*found.columns] == ["t"]
+
+
+def test_sampled_lines_of_different_types_are_named_with_their_file(rows_behind_samples: Any) -> None:
+    folder, source = rows_behind_samples('{"n": "few", "t": "a"}', 2)
+    with pytest.raises(BadInputError) as error:
+        TableRanges(folder, {})
+    assert not missing_keys(error.value.message, "'n'", "record 2", "int64", "string", '"few"')
+    assert error.value.where == source
+    assert not missing_keys(error.value.hint or "", "one type", "--columns")
 
 
 def test_compressed_text_needs_a_cache_to_have_ranges(tmp_path: Path) -> None:
