@@ -33,19 +33,23 @@ class JobImages:
         training: all roles, no model.
         submitter: the light image.
         zoo: the training image with the models of these tests.
+        database: a server for `edl sql --submit`.
     """
 
     training: str = "edl/edl:dev"
     submitter: str = "edl/submitter:dev"
     zoo: str = "edl/e2e:dev"
+    database: str = "edl/e2e-postgresql:dev"
 
 
 def build_images() -> JobImages:
-    """Build the three images with the Docker engine; what users install from gets the tag of this version, too."""
+    """Build the images with the Docker engine; what users install from gets the tag of this version, too."""
     images = JobImages()
     for name, dockerfile in ((images.training, "Dockerfile"), (images.submitter, "submitter.Dockerfile")):
         run_program("docker", "build", "-t", name, "-f", ROOT / "images" / dockerfile, ROOT, seconds=BUILD_SECONDS)
         run_program("docker", "tag", name, _of_this_version(name))
+    server = (ROOT / "e2e" / "postgresql.Dockerfile").read_text()
+    run_program("docker", "build", "-t", images.database, "-", stdin=server, seconds=BUILD_SECONDS)
     with tempfile.TemporaryDirectory() as folder:
         zoo = Path(folder) / "model_zoo"
         shutil.copytree(ROOT / "model_zoo", zoo, ignore=shutil.ignore_patterns("__pycache__"))

@@ -1,13 +1,14 @@
-"""edl sql --submit: a file of SQLite goes to the volume, trains a model while a worker is lost, gets predictions."""
+"""edl sql --submit: a file of SQLite on the volume, and a server with a Secret, train a model while pods are lost."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
 from contextlib import closing
-from pathlib import Path
 
 import pytest
+from e2e.database_server import ADDRESS, PASSWORD, DatabaseServer
+from e2e.install import SECRET
 from e2e.jobs import ClusterJob, delete_pod
 from e2e.ledger import STORAGE, FetchedRun
 from e2e.namespaces import Namespace
@@ -28,7 +29,9 @@ TRAIN = (
 PREDICT = "SELECT * FROM employee TO PREDICT guessed.guess USING my_elasticdl_model"
 
 
-def try_submit(namespace: Namespace, database: Path, statement: str, name: str) -> tuple[ClusterJob, Done]:
+def try_submit(
+    namespace: Namespace, database: str, statement: str, name: str, *options: str
+) -> tuple[ClusterJob, Done]:
     """``edl sql --submit`` with a data scientist's rights; it returns when the master has started."""
     small = {"resources": {"cpu": SMALL_CPU, "memory": "1Gi"}}
     base = {
@@ -38,13 +41,13 @@ def try_submit(namespace: Namespace, database: Path, statement: str, name: str) 
         "workers": {"min": 1, "max": 2, "resources": {"cpu": 0.1, "memory": "1Gi"}},
     }
     job = ClusterJob.write(namespace, {"name": name, **base})
-    options = ("--job-file", job.file, "--database", f"sqlite:///{database}", "--yes", "--detach")
-    return job, namespace.user.edl("sql", statement, "--submit", *options, seconds=300)
+    given = ("--job-file", job.file, "--database", database, "--yes", "--detach", *options)
+    return job, namespace.user.edl("sql", statement, "--submit", *given, seconds=300)
 
 
-def submit(namespace: Namespace, database: Path, statement: str, name: str) -> ClusterJob:
+def submit(namespace: Namespace, database: str, statement: str, name: str, *options: str) -> ClusterJob:
     """The same, of a statement that must be accepted."""
-    job, done = try_submit(namespace, database, statement, name)
+    job, done = try_submit(namespace, database, statement, name, *options)
     if done.returncode:
         raise ProgramError(f"edl sql --submit: exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
     return job
@@ -55,12 +58,8 @@ def wait_complete(job: ClusterJob) -> None:
     assert how == "Complete", f"{job.name}: {how}, {job.page('failure.json')}"
 
 
-@pytest.mark.in_turn(2)
-def test_a_statement_trains_while_a_worker_is_lost_and_its_model_predicts(namespace: Namespace) -> None:
-    database = namespace.folder / "edl-demo.db"
-    make_demo(database)
-
-    job = submit(namespace, database, TRAIN, "my-elasticdl-model")
+def lose_a_worker(namespace: Namespace, job: ClusterJob) -> None:
+    """Delete a worker of a training; each record must be trained once in each epoch."""
     job.wait_training(workers=2)
     delete_pod(namespace, job.pod_name(Role.WORKER, 0))
     job.wait_for("a new worker", lambda: 2 in job.workers() or None)
@@ -70,12 +69,25 @@ def test_a_statement_trains_while_a_worker_is_lost_and_its_model_predicts(namesp
     assert summary["records_repeated"] <= 2 * MINIBATCH
     run = FetchedRun.fetch_run(job)
     assert find_ledger_problems(run.ledger, EPOCHS) == []
+
+
+def wait_predicted(job: ClusterJob) -> None:
+    wait_complete(job)
+    summary = job.wait_for("its summary", lambda: job.page("summary.json"), 10)
+    assert (summary["records_done"], summary["records_lost"]) == (ROWS, 0)
+
+
+@pytest.mark.in_turn(2)
+def test_a_statement_trains_while_a_worker_is_lost_and_its_model_predicts(namespace: Namespace) -> None:
+    database = namespace.folder / "edl-demo.db"
+    make_demo(database)
+
+    job = submit(namespace, f"sqlite:///{database}", TRAIN, "my-elasticdl-model")
+    lose_a_worker(namespace, job)
     assert "my-elasticdl-model" in namespace.user.edl("list").stdout
 
-    predicting = submit(namespace, database, PREDICT, "my-elasticdl-model-predict")
-    wait_complete(predicting)
-    summary = predicting.wait_for("its summary", lambda: predicting.page("summary.json"), 10)
-    assert (summary["records_done"], summary["records_lost"]) == (ROWS, 0)
+    predicting = submit(namespace, f"sqlite:///{database}", PREDICT, "my-elasticdl-model-predict")
+    wait_predicted(predicting)
 
     volume = namespace.volume.fetch_folder("/edl-sql", namespace.folder / "volume")
     stored = json.loads((volume / "models" / "my_elasticdl_model" / "1" / "model.json").read_text())
@@ -93,9 +105,51 @@ def test_a_statement_trains_while_a_worker_is_lost_and_its_model_predicts(namesp
 def test_a_label_that_is_not_there_is_why_the_job_failed(namespace: Namespace) -> None:
     database = namespace.folder / "edl-demo.db"
     make_demo(database)
-    job, done = try_submit(namespace, database, "SELECT * FROM employee LABEL salary INTO never", "never")
+    job, done = try_submit(
+        namespace, f"sqlite:///{database}", "SELECT * FROM employee LABEL salary INTO never", "never"
+    )
     if done.returncode:  # the master had ended while the command waited for its start
         assert "salary" in done.stderr
         return
     assert job.wait_end() == "Failed"
     assert "salary" in job.why()
+
+
+@pytest.mark.in_turn(0)
+def test_a_server_with_a_secret_trains_a_model_and_gets_its_predictions(namespace: Namespace) -> None:
+    demo = namespace.folder / "edl-demo.db"
+    make_demo(demo)
+    server = DatabaseServer.start(namespace)
+    assert server.copy_table(demo, "employee") == ROWS
+
+    job = submit(namespace, ADDRESS, TRAIN, "my-elasticdl-model", "--database-secret", SECRET)
+    lose_a_worker(namespace, job)
+
+    predict = "SELECT * FROM employee TO PREDICT guessed.guess USING my_elasticdl_model"
+    predicting = submit(namespace, ADDRESS, predict, "my-elasticdl-model-predict", "--database-secret", SECRET)
+    wait_predicted(predicting)
+    rows = "SELECT count(*), count(DISTINCT id), avg((guess = income)::int) FROM guessed"
+    ((count, ids, agreed),) = server.execute(rows)
+    assert (int(count), int(ids)) == (ROWS, ROWS)
+    assert float(agreed) > 0.8
+
+    # A table that exists is refused, and stays.
+    server.execute("DELETE FROM guessed WHERE id > 1")
+    again, _ = try_submit(namespace, ADDRESS, predict, "my-elasticdl-model-predict", "--database-secret", SECRET)
+    assert again.wait_end() == "Failed"
+    assert "guessed" in again.why()
+    assert server.execute("SELECT count(*) FROM guessed") == [["1"]]
+
+    _assert_password_is_nowhere(namespace, job, predicting)
+
+
+def _assert_password_is_nowhere(namespace: Namespace, *jobs: ClusterJob) -> None:
+    """Only the Secret has it: no object, no log, and no file of the volume."""
+    objects = namespace.kubectl("get", "jobs,pods,configmaps,services,events", "-o", "json")
+    assert ADDRESS in objects
+    assert PASSWORD not in objects
+    volume = namespace.volume.fetch_folder("", namespace.folder / "volume")
+    files = [path for path in volume.rglob("*") if path.is_file()]
+    for job in jobs:
+        assert any(job.uid in path.parts for path in files), "the logs of its run are on the volume, too"
+    assert [path for path in files if PASSWORD.encode() in path.read_bytes()] == []
