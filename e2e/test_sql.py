@@ -29,18 +29,22 @@ TRAIN = (
 PREDICT = "SELECT * FROM employee TO PREDICT guessed.guess USING my_elasticdl_model"
 
 
+def write_job(namespace: Namespace, name: str) -> ClusterJob:
+    """A job file with what the cluster must know."""
+    base = {
+        "image": namespace.images.training,
+        "volumes": [{"claim": CLAIM, "mount": MOUNT}],
+        "master": {"resources": {"cpu": SMALL_CPU, "memory": "1Gi"}},
+        "workers": {"min": 1, "max": 2, "resources": {"cpu": 0.1, "memory": "1Gi"}},
+    }
+    return ClusterJob.write(namespace, {"name": name, **base})
+
+
 def try_submit(
     namespace: Namespace, database: str, statement: str, name: str, *options: str
 ) -> tuple[ClusterJob, Done]:
     """``edl sql --submit`` with a data scientist's rights; it returns when the master has started."""
-    small = {"resources": {"cpu": SMALL_CPU, "memory": "1Gi"}}
-    base = {
-        "image": namespace.images.training,
-        "volumes": [{"claim": CLAIM, "mount": MOUNT}],
-        "master": small,
-        "workers": {"min": 1, "max": 2, "resources": {"cpu": 0.1, "memory": "1Gi"}},
-    }
-    job = ClusterJob.write(namespace, {"name": name, **base})
+    job = write_job(namespace, name)
     given = ("--job-file", job.file, "--database", database, "--yes", "--detach", *options)
     return job, namespace.user.edl("sql", statement, "--submit", *given, seconds=300)
 
@@ -153,3 +157,42 @@ def _assert_password_is_nowhere(namespace: Namespace, *jobs: ClusterJob) -> None
     for job in jobs:
         assert any(job.uid in path.parts for path in files), "the logs of its run are on the volume, too"
     assert [path for path in files if PASSWORD.encode() in path.read_bytes()] == []
+
+
+MODULE = """
+import keras
+from edl_columns import callbacks, eval_metrics_fn, features, inputs, loss, optimizer, output
+from hidden import activation
+
+
+def custom_model(units=4):
+    given = inputs()
+    return keras.Model(given, output(keras.layers.Dense(units, activation=activation())(features(given))))
+"""
+
+
+@pytest.mark.in_turn(1)
+def test_a_module_of_ones_own_is_explained_and_removed(namespace: Namespace) -> None:
+    demo = namespace.folder / "edl-demo.db"
+    make_demo(demo)
+    (namespace.folder / "mine.py").write_text(MODULE)
+    (namespace.folder / "hidden.py").write_text('def activation():\n    return "relu"\n')
+    database = f"sqlite:///{demo}"
+    query = "SELECT age, hours_per_week, income FROM employee WHERE hours_per_week IS NOT NULL"
+    module = namespace.folder / "mine.py"
+    train = f"{query} TO TRAIN '{module}' WITH model.units=8, train.epochs=2 LABEL income INTO mine"
+    wait_complete(submit(namespace, database, train, "mine"))
+
+    def run(statement: str) -> str:
+        """A statement that is waited for; what the command prints."""
+        given = ("--submit", "--job-file", write_job(namespace, "other").file, "--database", database, "--yes")
+        done = namespace.user.edl("sql", statement, *given, seconds=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert "mine" in run("SHOW MODELS")
+    assert "units" in run("SHOW TRAIN mine")
+    explained = run(f"{query} TO EXPLAIN mine")
+    assert {"age", "hours_per_week"} <= set(explained.split())
+    run("DROP MODEL mine")
+    assert "mine" not in run("SHOW MODELS")
