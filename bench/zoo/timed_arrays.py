@@ -56,7 +56,13 @@ class ArrayReplica:
             self.clear()
         gradient = self.buffers[0]
         gradient += records
+        self._records = records
         return ArrayStep(float(records))
+
+    keeps_addend = True
+
+    def write_again(self):
+        self.buffers[0].fill(self._records)
 
     def clear(self):
         self.buffers[0].fill(0)

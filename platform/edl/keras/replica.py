@@ -19,8 +19,8 @@ values, and EDL weighs their sum by records.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -43,6 +43,23 @@ from edl.keras.user_code import user_code
 from edl.keras.written_variables import find_written_variables
 
 Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _KeptAddend:
+    """What was written to the buffers for a minibatch.
+
+    Attributes:
+        gradients: of each trained variable.
+        tails: the ends of the buffers.
+        weight: of the minibatch.
+        seed_states: the states of random generators after it, once they were put back; empty before that.
+    """
+
+    gradients: Sequence[Any]
+    tails: Sequence[Any]
+    weight: float
+    seed_states: Sequence[Any] = ()
 
 
 class ModelReplica(ReplicaState):
@@ -88,6 +105,7 @@ class ModelReplica(ReplicaState):
         self._reduction = self._objective.declared_reduction
         self._objective.warn_of_compared_records()
         self._step_uses_loss = False
+        self._kept: _KeptAddend | None = None
         self._compute_by_reduction: dict[LossReduction | None, TracedFunction] = {}
         self._seed_randomness(seed, rank_seed)
 
@@ -112,6 +130,7 @@ class ModelReplica(ReplicaState):
             BadInputError: an id is outside of an embedding, or several ranks cannot train the model.
             UserCodeError: the model or the loss raised an exception.
         """
+        self._kept = None
         with (
             user_code(self.module.zoo, "the model or its loss", function=self.module.loss),
             explain_dense_id_errors(self.model),
@@ -133,8 +152,38 @@ class ModelReplica(ReplicaState):
         result = ReplicaStep(float(loss), float(weight), math.isfinite(loss), "")
         is_finite = self._update.write(gradients, tails, result.weight, adds=adds)
         if result.finite and is_finite:
+            if not adds:
+                self._kept = _KeptAddend(gradients, tails, result.weight)
             return result
         return replace(result, finite=False, nonfinite=self._update.find_nonfinite())
+
+    @property
+    def keeps_addend(self) -> bool:
+        """Whether :meth:`write_again` has an addend: it was finite, of one minibatch, and no step was applied since."""
+        return self._kept is not None
+
+    def write_again(self) -> None:
+        """Write the newest minibatch's addend to the buffers again, as if :meth:`compute` were called for it.
+
+        It is for a step that was abandoned: the buffers have partial sums, and :meth:`restore_statistics` was called.
+        The caller knows that the state is the one for which it was computed. Until a step is applied, TensorFlow's
+        gradients are kept for this; nothing is copied.
+        """
+        kept = self._kept
+        assert kept is not None
+        if kept.seed_states:
+            self._old_seed_states = [tf.identity(variable.value) for variable in self._seed_states]
+            for variable, value in zip(self._seed_states, kept.seed_states, strict=True):
+                variable.assign(value)
+        self._update.write(kept.gradients, kept.tails, kept.weight, adds=False)
+
+    def restore_statistics(self) -> None:
+        """Undo what a step that was not applied has changed in the model."""
+        if self._kept is not None and self._old_seed_states:
+            self._kept = replace(
+                self._kept, seed_states=tuple(tf.identity(variable.value) for variable in self._seed_states)
+            )
+        super().restore_statistics()
 
     def clear(self) -> None:
         """Set the buffers to the addend of a rank without records: zero."""
@@ -142,6 +191,8 @@ class ModelReplica(ReplicaState):
 
     def apply(self, total_weight: float, learning_rate_factor: float | None = None) -> None:
         """Apply the buffers, which hold the sums over all ranks: see :meth:`SummedUpdate.apply`."""
+        # Before it: an update needs memory for a gradient of its own.
+        self._kept = None
         self._update.apply(total_weight, learning_rate_factor)
         self._old_seed_states = ()
 

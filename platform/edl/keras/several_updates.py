@@ -195,6 +195,13 @@ class SeveralUpdatesReplica(ReplicaState):
         """
         return self._run(number, self._running[minibatch], adds=minibatch > 0)
 
+    keeps_addend = False
+    """The gradients of the later updates depend on the first one, which an abandoned step undoes."""
+
+    def write_again(self) -> None:
+        """As of ``ModelReplica``."""
+        raise AssertionError("an abandoned step is computed again from its first update")
+
     def clear(self) -> None:
         """Set the buffers of the update that comes next to the addend of a rank without records."""
         self.updates[self._next].clear()

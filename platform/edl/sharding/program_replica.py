@@ -201,6 +201,13 @@ class ProgramReplica:
                 nonfinite = name
         return nonfinite
 
+    keeps_addend = False
+    """A step that is given up is an exception in the program, which computes it again."""
+
+    def write_again(self) -> None:
+        """As of ``ModelReplica``."""
+        raise AssertionError("the program computes an abandoned step again")
+
     def clear(self) -> None:
         """This rank adds nothing."""
         for buffer in self.buffers:

@@ -770,6 +770,45 @@ def test_an_aborted_step_leaves_no_trace() -> None:
             np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("name", ["noisy", repetition("normalized")])
+def test_an_addend_that_is_written_again_has_the_bits_of_one_that_is_computed_again(name: str) -> None:
+    """Also in the steps after it: random layers draw the same, and BatchNormalization gets the same statistics."""
+    make_model = {"noisy": noisy, "normalized": normalized}[name]
+    one, other = (build(module(make_model, optimizer=OPTIMIZERS["Adam"]), 2) for _ in range(2))
+    for number, minibatch in enumerate(minibatches(4)):
+        parts = split(minibatch, [7, 5])
+        results = compute(one, parts)
+        assert compute(other, parts) == results
+        for _ in range(number):
+            for replica in (*one, *other):
+                for buffer in replica.buffers:
+                    buffer.fill(17)  # a partial sum
+                replica.restore_statistics()
+            for replica in one:
+                replica.write_again()
+            assert compute(other, parts) == results
+        for kept, computed in zip(one, other, strict=True):
+            assert seed_values(kept) == seed_values(computed)
+            for found, expected in zip(kept.buffers, computed.buffers, strict=True):
+                np.testing.assert_array_equal(found, expected)
+        for replicas in (one, other):
+            reduce_and_apply(replicas, results)
+    assert [replica.digest() for replica in one] == [replica.digest() for replica in other]
+
+
+def test_no_addend_is_kept_of_a_step_that_was_applied_or_had_several_minibatches() -> None:
+    (replica,) = build(module(), 1)
+    assert not replica.keeps_addend
+    first, second = minibatches(2)
+    step([replica], [first])
+    assert not replica.keeps_addend
+    replica.compute(*first)
+    replica.compute(*second, adds=True)
+    assert not replica.keeps_addend
+    replica.compute(first[0] * np.inf, first[1])
+    assert not replica.keeps_addend
+
+
 def test_a_model_of_a_fixed_number_of_records_is_trained() -> None:
     def fixed() -> Any:
         return keras.Sequential([keras.Input((3,), batch_size=6), keras.layers.Dense(1)])

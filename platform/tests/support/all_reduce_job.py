@@ -122,6 +122,10 @@ class CountingReplica:
         self.draws = 0
         """How often a random layer would have drawn: once for each minibatch, undone with an abandoned step."""
         self._draws_before: int | None = None
+        self._newest: tuple[Sequence[int], int] | None = None
+        """The newest minibatch, and the draws after it."""
+        self.computed: list[tuple[int, ...]] = []
+        """The minibatches of all forward passes."""
         self.fail_at: Callable[[str], None] = lambda point: None
 
     def compute(self, features: Sequence[int], labels: Any, weights: Any, *, adds: bool = False) -> CountedStep:
@@ -132,9 +136,23 @@ class CountingReplica:
             self.clear()
             self._draws_before = self.draws
         self.draws += 1
+        self.computed.append(tuple(features))
+        self._newest = None if adds else (features, self.draws)
         self.buffers[0][list(features)] = 1
         self.fail_at("reduce")
         return CountedStep(float(len(features)))
+
+    @property
+    def keeps_addend(self) -> bool:
+        return self._newest is not None
+
+    def write_again(self) -> None:
+        assert self._newest is not None
+        self.clear()
+        features, draws = self._newest
+        self._draws_before, self.draws = self.draws, draws
+        self.buffers[0][list(features)] = 1
+        self.fail_at("reduce")
 
     def clear(self) -> None:
         self.buffers[0][:] = 0
@@ -142,7 +160,7 @@ class CountingReplica:
     def apply(self, total_weight: float, learning_rate_factor: float | None = None) -> None:
         assert self.buffers[0].sum() == total_weight
         self.fail_at("apply")
-        self._draws_before = None
+        self._draws_before = self._newest = None
         self.counts += self.buffers[0]
         self.rates += self.buffers[0] * self.rate
         self.updates += 1

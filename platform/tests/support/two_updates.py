@@ -51,6 +51,10 @@ class TwoUpdatesReplica(CountingReplica):
         assert self._next == 0
         return super().compute(features, labels, weights, adds=adds)
 
+    @property
+    def keeps_addend(self) -> bool:
+        return False
+
     def compute_update(self, number: int, minibatch: int) -> CountedStep:
         assert number == self._next == 1
         self.fail_at("compute second")

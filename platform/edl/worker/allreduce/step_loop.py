@@ -34,6 +34,7 @@ from edl.worker.allreduce.checkpoint_copies import CheckpointCopies
 from edl.worker.allreduce.checkpoint_writer import Arrays, CheckpointWriter
 from edl.worker.allreduce.copy_evaluation import CopyEvaluation
 from edl.worker.allreduce.gradient_sums import GradientSums
+from edl.worker.allreduce.kept_gradient import KeptGradient
 from edl.worker.allreduce.rank_answers import MAX_SHARES_BYTES, read_answer, read_answers, read_pending_shares
 from edl.worker.allreduce.round_connection import RoundConnection
 from edl.worker.allreduce.share_source import BatchShareSource, OpenLease, ShareSource
@@ -70,6 +71,9 @@ class ReplicaLike(Protocol):
     @property
     def rate_names(self) -> Collection[str]: ...
     def compute(self, features: Any, labels: Any, weights: Any, *, adds: bool = False) -> UpdateResult: ...
+    @property
+    def keeps_addend(self) -> bool: ...
+    def write_again(self) -> None: ...
     def clear(self) -> None: ...
     def apply(self, total_weight: float, learning_rate_factor: float | None = None) -> None: ...
     def set_learning_rate(self, rate: float) -> None: ...
@@ -179,6 +183,7 @@ class StepLoop:
         self._gate = gate
         self._run_task = run_task
         self._digests = StateDigests(replica, facts)
+        self._kept = KeptGradient()
         self._updates: UpdateSums | None = None
         if several_updates is None:
             self._sums = GradientSums(replica, gradient_compression)
@@ -267,8 +272,11 @@ class StepLoop:
             task = self._shares.other_tasks.popleft()
             if task.of_copy:
                 self._evaluation.submit(task)
-            elif (code := self._run_task(task)) is not None:
-                return code
+            else:
+                # It may load other weights for a while, and callbacks see an evaluation.
+                self._kept.forget()
+                if (code := self._run_task(task)) is not None:
+                    return code
             self._shares.take_tasks()
         return self._evaluation.check()
 
@@ -311,6 +319,7 @@ class StepLoop:
             self._close_communicator()
             self._shares.drop_all()
             self._evaluation.drop()
+            self._kept.forget()
             self._forget_errors()
             # It was decided in a state that is given up. If all had heard of it, the others say so.
             self._forget_stop()
@@ -336,6 +345,7 @@ class StepLoop:
         if not view.holders:
             # The steps are made anew.
             self._evaluation.drop()
+            self._kept.forget()
             if self._stopped_after is None or view.step < self._stopped_after:
                 self._forget_stop()
         self._world.enter_round(view)
@@ -345,6 +355,7 @@ class StepLoop:
             before_state = self._align_callbacks(view, communicator)
             self._share_state(view, communicator, before_state)
             digest = self._digests.compare_states(communicator, view.step)
+            self._kept.start_round(digest)
             self._world.confirm(digest & _DIGEST_MASK, self._digests.difference)
         except RoundBrokenError as error:
             _LOG.warning("%s ended before it started: %s", view.round, error)
@@ -631,8 +642,16 @@ class StepLoop:
     def _compute(
         self, epoch: int, shares: StepShares, loaded_steps: Iterator[tuple[LeasedTask, LoadedStep]]
     ) -> StepMessage:
-        """Compute the sum of the gradients of some minibatches, which together are these shares."""
+        """Compute the sum of the gradients of some minibatches, which together are these shares.
+
+        That of a single one is kept: if the step is abandoned, it is the one of the next round's first step.
+        """
         self._callbacks.begin_step(self._world.step, epoch)
+        kept = self._kept.find(self._world.step, shares)
+        if kept is not None and self._replica.keeps_addend:
+            self._replica.write_again()
+            return kept
+        self._kept.forget()
         count, weight, weighted_loss = 0, 0.0, 0.0
         if self._updates is not None:
             self._updates.begin_step()
@@ -652,7 +671,11 @@ class StepLoop:
                 self._updates.add_minibatch(task, loaded.step)
             count, weight = count + 1, weight + result.weight
             weighted_loss += result.weight * result.loss
-        return StepMessage(shares, count > 0, weight, weighted_loss / weight if weight else 0.0)
+        message = StepMessage(shares, count > 0, weight, weighted_loss / weight if weight else 0.0)
+        # With a global batch the next round has other shares.
+        if count == 1 and self._batch is None and self._replica.keeps_addend:
+            self._kept.keep(self._world.step, message)
+        return message
 
     def _report_not_finite(self, task: LeasedTask, step: int, result: UpdateResult) -> None:
         self._nonfinite_count += 1
@@ -689,6 +712,7 @@ class StepLoop:
         )
         outcome = StepOutcome.from_messages(messages, self._digests.name_rank)
         self._feed.add_step(messages, self._replica.buffers if outcome.changes_variables else ())
+        self._kept.forget()
         self._apply_sums(outcome)
         self._world.apply_step(outcome.shares, outcome.loss, is_skipped=not outcome.is_finite)
         self._sums.end_step(self._world.step, is_applied=outcome.changes_variables)
@@ -745,6 +769,9 @@ class StepLoop:
     def _end_round(self) -> None:
         self._close_communicator()
         self._world.end_round()
+        if self._kept.lacks_digest:
+            # The others wait for the report, which is on its way.
+            self._kept.end_round(self._replica.digest())
 
     def close(self) -> None:
         """Leave the round, if any; the others see a broken connection."""
