@@ -91,6 +91,9 @@ class ArrayReplica:
     def pack_state(self):
         return self.state.view(np.uint8).copy()
 
+    def hold_state(self):
+        return [self.state.copy()]
+
     def unpack_state(self, packed):
         self.state[:] = np.ascontiguousarray(packed).view(np.float32)
 

@@ -139,6 +139,7 @@ def view_world(state: JobState, worker: str) -> WorldView:
         raise ValueError("only a job of strategy AllReduce has a world")
     leases = {lease.number: lease for lease in training.worker_leases(worker)} if training is not None else {}
     has_batch = training is not None and state.settings.global_batch is not None
+    sources = _find_sources(rounds, state.pods.by_uid.get(worker))
     return WorldView(
         version=state.world_version,
         round=rounds.round,
@@ -160,7 +161,8 @@ def view_world(state: JobState, worker: str) -> WorldView:
         epoch_left=training.open_epoch()[1] if training is not None and has_batch else 0,
         # A worker with suspect records gets no others, and one with others gets no suspect ones.
         may_be_short=has_batch and bool(state.crash_suspects.suspect_ranges),
-        source=_find_source(rounds, state.pods.by_uid.get(worker)),
+        source=sources[0] if sources else "",
+        helpers=sources[1:],
         copy_at=min(state.evaluation_copies.at_step, _LAST_STEP) if worker in state.evaluation_copies.evaluators else 0,
         evaluated_step=world_evaluations.evaluated_step(state),
         epoch=training.open_epoch()[0] if training is not None else 0,
@@ -177,12 +179,34 @@ def _limit_step(order: CheckpointOrder | None) -> CheckpointOrder | None:
     return order and replace(order, at_step=min(order.at_step, _LAST_STEP))
 
 
-def _find_source(rounds: WorldRounds, pod: JobPod | None) -> str:
-    """The member that lets a worker outside follow the running round; several of them get different ones."""
+MOST_SOURCES = 4
+"""Members from which a worker that joins gets its state."""
+
+
+def _find_sources(rounds: WorldRounds, pod: JobPod | None) -> tuple[str, ...]:
+    """The members that let a worker outside follow the running round; several workers get different ones.
+
+    The first one sends it the steps, and each sends a part of the state. They are on different nodes: what they send
+    takes a share of a network connection which the members need for their own steps. A member on the worker's own node
+    sends everything, because this crosses no network.
+    """
     if pod is None or rounds.phase is not RoundPhase.RUNNING or pod.uid in rounds.members:
-        return ""
+        return ()
     staying = [worker for worker in rounds.members if worker not in rounds.leaving]
-    return staying[pod.index % len(staying)] if staying else ""
+    own_node = rounds.node_of(pod.uid)
+    near = [worker for worker in staying if own_node and rounds.node_of(worker) == own_node]
+    candidates = near or staying
+    if not candidates:
+        return ()
+    at = pod.index % len(candidates)
+    first, *others = candidates[at:] + candidates[:at]
+    by_node = {rounds.node_of(first): first}
+    if "" in by_node or near:
+        return (first,)
+    for worker in others:
+        by_node.setdefault(rounds.node_of(worker), worker)
+    by_node.pop("", None)
+    return tuple(by_node.values())[:MOST_SOURCES]
 
 
 # ------------------------------------------------------------------------------------------------ what the job knows

@@ -597,6 +597,7 @@ class WorldView:
         epoch: whose records are processed; in a round without holders all ranks have the same.
         may_be_short: whether a step may have fewer records: a worker holds records that crashed another one.
         source: for a worker outside, the member that lets it follow the running round; empty: there is none.
+        helpers: further members, on other nodes, that send it parts of the state.
         copy_at: the step after which the worker copies its variables for an evaluation; 0: it does not.
         evaluated_step: the step whose copies are being evaluated: the worker keeps one that it has. 0: there is none.
     """
@@ -621,6 +622,7 @@ class WorldView:
     epoch_left: int = 0
     may_be_short: bool = False
     source: str = ""
+    helpers: tuple[str, ...] = ()
     copy_at: int = 0
     evaluated_step: int = 0
     epoch: int = 0

@@ -179,6 +179,14 @@ class ReplicaState(TrainableModel):
         """A copy of the state as one array; its size is a multiple of eight bytes."""
         return pack_arrays((host_array(variable) for _, variable in self._state_variables()), self._packed_size())
 
+    def hold_state(self) -> list[Array]:
+        """The arrays of a packed state, in its order, as of now; nothing is copied, and any thread may read them.
+
+        They do not change with the variables: TensorFlow gives a variable new memory if somebody holds the old one when
+        it is assigned next. So the next step costs as much more as the allocation.
+        """
+        return [host_array(read_value(variable)) for _, variable in self._state_variables()]
+
     def unpack_state(self, packed: Array) -> None:
         """Assign a state that :meth:`pack_state` copied.
 

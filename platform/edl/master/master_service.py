@@ -254,7 +254,9 @@ def view_to_reply(
         else None,
     )
     if view.source:
-        reply.source.CopyFrom(next(member for member in members.members if member.uid == view.source))
+        by_uid = {member.uid: member for member in members.members}
+        reply.source.CopyFrom(by_uid[view.source])
+        reply.helpers.extend(by_uid[helper] for helper in view.helpers)
     # They are as many as there are workers, and everyone of them asks several times a second.
     if view.is_member and view.phase is not RoundPhase.CLOSING and members_known != view.round:
         reply.MergeFrom(members)

@@ -42,6 +42,47 @@ def pack_arrays(arrays: Iterable[NDArray[Any]], size: int) -> Bytes:
     return packed
 
 
+def packed_pieces(arrays: Iterable[NDArray[Any]]) -> list[Bytes]:
+    """The same bytes as of :func:`pack_arrays`, without a copy: views of the arrays, and the zeros between them."""
+    pieces = []
+    for array in arrays:
+        content = _as_bytes(array)
+        pieces.append(content)
+        if content.size % _ALIGNMENT:
+            pieces.append(np.zeros(_padded_size(content.size) - content.size, np.uint8))
+    return pieces
+
+
+def cut_pieces(pieces: Iterable[Bytes], start: int, end: int) -> list[Bytes]:
+    """The bytes ``start .. end - 1`` of pieces that follow each other, as views."""
+    found = []
+    for piece in pieces:
+        if start < piece.size and end > 0 and piece.size:
+            found.append(piece[max(0, start) : end])
+        start, end = start - piece.size, end - piece.size
+    return found
+
+
+def part_bounds(size: int, part: int, parts: int) -> tuple[int, int]:
+    """The first byte of a part of a packed state, and the one after its last byte.
+
+    Args:
+        size: of the state in bytes.
+        part: from 0.
+        parts: their number.
+    """
+    words = size // _ALIGNMENT
+    return words * part // parts * _ALIGNMENT, words * (part + 1) // parts * _ALIGNMENT
+
+
+def pieces_checksum(pieces: Iterable[Bytes]) -> int:
+    """CRC-32 of pieces that follow each other."""
+    found = 0
+    for piece in pieces:
+        found = crc32(piece.data, found)
+    return found
+
+
 def split_packed(packed: NDArray[Any], sizes: Iterable[int]) -> Iterator[Bytes]:
     """The bytes of each array of a packed state, as views, without those between them."""
     content, start = _as_bytes(packed), 0

@@ -267,6 +267,10 @@ class ProgramReplica:
         arrays = self._read_state().values()
         return pack_arrays(arrays, packed_size(array.nbytes for array in arrays))
 
+    def hold_state(self) -> list[Array]:
+        """The arrays of a packed state; copies, because the program may write to its own ones in place."""
+        return list(self.state_arrays().values())
+
     def unpack_state(self, packed: Array) -> None:
         """Give the program a state that :meth:`pack_state` copied.
 

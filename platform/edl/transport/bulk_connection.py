@@ -75,10 +75,11 @@ class FrameKind(IntEnum):
     ROUND_BROKEN = 19
     ROUND_LEFT = 20
     FOLLOW_ROUND = 21  # FollowRound
-    FOLLOWED_ROUND = 22  # no message; from here on frames come from the member that is followed
+    FOLLOWED_ROUND = 22  # FollowedRound; from here on frames come from the member that is followed
     ROUND_STATE = 23  # RoundState
     ROUND_STEP = 24  # RoundStep
     ROUND_END = 25  # no message
+    FETCH_PARTS = 26  # FetchParts, to the member that is followed
 
 
 REPLY_KINDS = {

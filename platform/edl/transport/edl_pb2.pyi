@@ -416,7 +416,7 @@ class LeaseRecords(_message.Message):
     def __init__(self, lease: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., skipped: _Optional[int] = ...) -> None: ...
 
 class WorldReply(_message.Message):
-    __slots__ = ("incarnation", "version", "round", "phase", "member", "members", "step", "holders", "committed", "change", "reason", "leases", "last_lease", "learning_rate", "pause", "evaluate_at", "restore_cut", "checkpoint", "epoch_left", "epoch", "may_be_short", "source", "copy_at", "evaluated_step")
+    __slots__ = ("incarnation", "version", "round", "phase", "member", "members", "step", "holders", "committed", "change", "reason", "leases", "last_lease", "learning_rate", "pause", "evaluate_at", "restore_cut", "checkpoint", "epoch_left", "epoch", "may_be_short", "source", "copy_at", "evaluated_step", "helpers")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -441,6 +441,7 @@ class WorldReply(_message.Message):
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     COPY_AT_FIELD_NUMBER: _ClassVar[int]
     EVALUATED_STEP_FIELD_NUMBER: _ClassVar[int]
+    HELPERS_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     version: int
     round: Round
@@ -465,7 +466,8 @@ class WorldReply(_message.Message):
     source: WorldMember
     copy_at: int
     evaluated_step: int
-    def __init__(self, incarnation: _Optional[int] = ..., version: _Optional[int] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., phase: _Optional[str] = ..., member: _Optional[bool] = ..., members: _Optional[_Iterable[_Union[WorldMember, _Mapping]]] = ..., step: _Optional[int] = ..., holders: _Optional[_Iterable[str]] = ..., committed: _Optional[int] = ..., change: _Optional[bool] = ..., reason: _Optional[str] = ..., leases: _Optional[_Iterable[_Union[LeaseRecords, _Mapping]]] = ..., last_lease: _Optional[int] = ..., learning_rate: _Optional[float] = ..., pause: _Optional[bool] = ..., evaluate_at: _Optional[int] = ..., restore_cut: _Optional[int] = ..., checkpoint: _Optional[_Union[CheckpointOrder, _Mapping]] = ..., epoch_left: _Optional[int] = ..., epoch: _Optional[int] = ..., may_be_short: _Optional[bool] = ..., source: _Optional[_Union[WorldMember, _Mapping]] = ..., copy_at: _Optional[int] = ..., evaluated_step: _Optional[int] = ...) -> None: ...
+    helpers: _containers.RepeatedCompositeFieldContainer[WorldMember]
+    def __init__(self, incarnation: _Optional[int] = ..., version: _Optional[int] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., phase: _Optional[str] = ..., member: _Optional[bool] = ..., members: _Optional[_Iterable[_Union[WorldMember, _Mapping]]] = ..., step: _Optional[int] = ..., holders: _Optional[_Iterable[str]] = ..., committed: _Optional[int] = ..., change: _Optional[bool] = ..., reason: _Optional[str] = ..., leases: _Optional[_Iterable[_Union[LeaseRecords, _Mapping]]] = ..., last_lease: _Optional[int] = ..., learning_rate: _Optional[float] = ..., pause: _Optional[bool] = ..., evaluate_at: _Optional[int] = ..., restore_cut: _Optional[int] = ..., checkpoint: _Optional[_Union[CheckpointOrder, _Mapping]] = ..., epoch_left: _Optional[int] = ..., epoch: _Optional[int] = ..., may_be_short: _Optional[bool] = ..., source: _Optional[_Union[WorldMember, _Mapping]] = ..., copy_at: _Optional[int] = ..., evaluated_step: _Optional[int] = ..., helpers: _Optional[_Iterable[_Union[WorldMember, _Mapping]]] = ...) -> None: ...
 
 class CheckpointOrder(_message.Message):
     __slots__ = ("cut", "at_step", "when_paused")
@@ -796,15 +798,33 @@ class ScannedRows(_message.Message):
     def __init__(self, cursor: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class FollowRound(_message.Message):
-    __slots__ = ("round", "model")
+    __slots__ = ("round", "model", "at_step", "part", "parts")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    AT_STEP_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     round: Round
     model: str
-    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., model: _Optional[str] = ...) -> None: ...
+    at_step: int
+    part: int
+    parts: int
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., model: _Optional[str] = ..., at_step: _Optional[int] = ..., part: _Optional[int] = ..., parts: _Optional[int] = ...) -> None: ...
+
+class FollowedRound(_message.Message):
+    __slots__ = ("at_step",)
+    AT_STEP_FIELD_NUMBER: _ClassVar[int]
+    at_step: int
+    def __init__(self, at_step: _Optional[int] = ...) -> None: ...
+
+class FetchParts(_message.Message):
+    __slots__ = ("parts",)
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    parts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, parts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RoundState(_message.Message):
-    __slots__ = ("step", "shares", "continues", "begun_epochs", "epoch_loss_sum", "epoch_steps", "began_in", "learning_rate", "first_epoch")
+    __slots__ = ("step", "shares", "continues", "begun_epochs", "epoch_loss_sum", "epoch_steps", "began_in", "learning_rate", "first_epoch", "part", "parts", "crc32")
     STEP_FIELD_NUMBER: _ClassVar[int]
     SHARES_FIELD_NUMBER: _ClassVar[int]
     CONTINUES_FIELD_NUMBER: _ClassVar[int]
@@ -814,6 +834,9 @@ class RoundState(_message.Message):
     BEGAN_IN_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     FIRST_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    CRC32_FIELD_NUMBER: _ClassVar[int]
     step: int
     shares: bytes
     continues: bool
@@ -823,7 +846,10 @@ class RoundState(_message.Message):
     began_in: Round
     learning_rate: float
     first_epoch: int
-    def __init__(self, step: _Optional[int] = ..., shares: _Optional[bytes] = ..., continues: _Optional[bool] = ..., begun_epochs: _Optional[int] = ..., epoch_loss_sum: _Optional[float] = ..., epoch_steps: _Optional[int] = ..., began_in: _Optional[_Union[Round, _Mapping]] = ..., learning_rate: _Optional[float] = ..., first_epoch: _Optional[int] = ...) -> None: ...
+    part: int
+    parts: int
+    crc32: int
+    def __init__(self, step: _Optional[int] = ..., shares: _Optional[bytes] = ..., continues: _Optional[bool] = ..., begun_epochs: _Optional[int] = ..., epoch_loss_sum: _Optional[float] = ..., epoch_steps: _Optional[int] = ..., began_in: _Optional[_Union[Round, _Mapping]] = ..., learning_rate: _Optional[float] = ..., first_epoch: _Optional[int] = ..., part: _Optional[int] = ..., parts: _Optional[int] = ..., crc32: _Optional[int] = ...) -> None: ...
 
 class RoundStep(_message.Message):
     __slots__ = ("messages", "behind", "continues")

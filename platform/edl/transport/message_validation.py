@@ -58,7 +58,7 @@ _FREE_TEXT_FIELDS = frozenset(
 """Texts for people, perhaps of several lines, and JSON."""
 _FILE_NAME_FIELDS = frozenset({"edl.v1.Source.name", "edl.v1.Task.source"})
 """Names of users' files, which may contain anything that a file system allows."""
-_MAX_ELEMENTS: Mapping[str, int] = {"edl.v1.PsFigures.tables": 256}
+_MAX_ELEMENTS: Mapping[str, int] = {"edl.v1.PsFigures.tables": 256, "edl.v1.FetchParts.parts": 64}
 """Limits of repeated fields that have one of their own."""
 
 _INTEGER_TYPES = frozenset({FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64})

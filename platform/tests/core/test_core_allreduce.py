@@ -76,6 +76,29 @@ def test_a_worker_outside_is_given_a_member_to_follow_while_a_round_runs() -> No
     assert master.report("w2", RankPhase.CAUGHT_UP, step=0).must_change
 
 
+@pytest.mark.parametrize(
+    ("nodes", "sources"),
+    [
+        # Worker 4 begins with rank 4 % 4; the ranks of one node are side by side.
+        (("a", "b", "c", "d", "e"), ("w0", "w1", "w2", "w3")),
+        (("a", "a", "b", "a", "e"), ("w0", "w2")),
+        (("a", "b", "c", "d", "c"), ("w2",)),
+        (("a", "b", "a", "d", "a"), ("w0",)),
+        (("", "b", "c", "d", "e"), ("w0",)),
+        (("a", "", "c", "", ""), ("w0", "w2")),
+        (("", "", "", "", ""), ("w0",)),
+    ],
+)
+def test_a_worker_outside_gets_its_state_from_members_of_different_nodes(
+    nodes: tuple[str, ...], sources: tuple[str, ...]
+) -> None:
+    """One of its own node sends everything: it crosses no network."""
+    master = AllReduceMaster(started=5, nodes=nodes, workers_min=4)
+    master.start_round("w0", "w1", "w2", "w3")
+    view = master.report("w4", RankPhase.FOLLOWING)
+    assert (view.source, *view.helpers) == sources
+
+
 def test_a_worker_that_was_ready_too_late_changes_the_world_only_when_it_has_followed_the_round() -> None:
     master = AllReduceMaster()
     master.start_round("w0", "w1")

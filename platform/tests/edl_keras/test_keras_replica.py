@@ -26,6 +26,7 @@ from edl.keras.model_contract import ModelModule  # noqa: E402
 from edl.keras.replica import ModelReplica  # noqa: E402
 from edl.keras.replica_state import ReplicaStep  # noqa: E402
 from edl.keras.user_code import UserCodeError  # noqa: E402
+from edl.numerics.packed_state import packed_pieces  # noqa: E402
 from edl.storage.checkpoint_manifest import cut_directory  # noqa: E402
 from edl.storage.checkpoint_shards import shard_path, write_shard  # noqa: E402
 from edl.storage.safetensors_writer import read_array_file  # noqa: E402
@@ -867,6 +868,20 @@ def many_types() -> Any:
     return keras.Sequential(
         [keras.Input((3,)), ManyTypes(name="many"), keras.layers.Dense(1), keras.layers.Dropout(0.5)]
     )
+
+
+@pytest.mark.parametrize("elements", [0, repetition(1 << 30)])
+def test_a_state_that_is_held_does_not_change_with_the_variables(elements: int, monkeypatch: Any) -> None:
+    """An update that XLA has compiled, and one op by op."""
+    monkeypatch.setattr(summed_update, "COMPILED_UPDATE_ELEMENTS", elements)
+    (replica,) = build(module(normalized, optimizer=OPTIMIZERS["Momentum"]), 1)
+    first, second, third = minibatches(3)
+    step([replica], [first])
+    packed, held = replica.pack_state().tobytes(), replica.hold_state()
+    for minibatch in (second, third):
+        step([replica], [minibatch])
+    assert replica.pack_state().tobytes() != packed
+    assert b"".join(piece.tobytes() for piece in packed_pieces(held)) == packed
 
 
 def test_a_packed_state_is_equal_to_the_bit() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 from zlib import crc32
 
@@ -10,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-from edl.numerics.packed_state import array_checksum, pack_arrays, packed_size, split_packed
+from edl.numerics.packed_state import (
+    array_checksum,
+    cut_pieces,
+    pack_arrays,
+    packed_pieces,
+    packed_size,
+    part_bounds,
+    pieces_checksum,
+    split_packed,
+)
 
 ARRAYS = st.lists(
     arrays_of.arrays(
@@ -28,6 +38,19 @@ def test_arrays_come_back_from_a_packed_state(arrays: list[Any]) -> None:
     for array, part in zip(arrays, split_packed(packed, sizes), strict=True):
         assert part.tobytes() == array.tobytes()
         assert part.size == 0 or (part.ctypes.data - packed.ctypes.data) % 8 == 0
+
+
+@given(ARRAYS, st.integers(1, 5))
+def test_the_parts_of_pieces_are_the_packed_state(arrays: list[Any], parts: int) -> None:
+    packed = pack_arrays(iter(arrays), packed_size(array.nbytes for array in arrays)).tobytes()
+    pieces = packed_pieces(arrays)
+    assert b"".join(piece.tobytes() for piece in pieces) == packed
+    assert pieces_checksum(pieces) == crc32(packed)
+    bounds = [part_bounds(len(packed), part, parts) for part in range(parts)]
+    assert (bounds[0][0], bounds[-1][1]) == (0, len(packed))
+    assert all(end == start for (_, end), (start, _) in pairwise(bounds))
+    for start, end in bounds:
+        assert b"".join(piece.tobytes() for piece in cut_pieces(pieces, start, end)) == packed[start:end]
 
 
 def test_what_is_between_the_arrays_is_zero() -> None:

@@ -203,6 +203,9 @@ class CountingReplica:
     def pack_state(self) -> np.ndarray[Any, Any]:
         return np.concatenate([self.counts, self.rates, [self.rate, self.updates]]).view(np.uint8)
 
+    def hold_state(self) -> list[np.ndarray[Any, Any]]:
+        return [self.pack_state()]
+
     def unpack_state(self, buffer: np.ndarray[Any, Any]) -> None:
         self.fail_at("fetched")
         *values, self.rate, updates = buffer.view(np.float64)
@@ -459,6 +462,8 @@ class AllReduceJob:
         """Returns what the loop gets as ``several_updates``."""
         self.skip_nan = False
         self.scale_rate: Callable[[int], float] | None = None
+        self.find_node: Callable[[int], str] = lambda index: ""
+        """The node of each worker."""
         self.make_facts: Callable[[int], RankFacts] = lambda index: RankFacts(f"worker-{index}")
         self.folder, self.records, self.seconds = folder, records, seconds
         self.checkpoints = CheckpointCoordinator(folder / "checkpoints", 2, lambda: self.cuts_in_use())
@@ -658,16 +663,21 @@ class AllReduceJob:
     # ------------------------------------------------------------------ ranks
 
     def _status(self, rank: Rank) -> PodStatus:
+        status = PodStatus(
+            rank.uid,
+            Role.WORKER,
+            rank.index,
+            PodPhase.RUNNING,
+            reason="Started",
+            leaving=rank.gate.closed,
+            node=self.find_node(rank.index),
+        )
         if rank.is_killed:
             cause = TerminationCause.PREEMPTED if rank.is_preempted else TerminationCause.NONE
-            return PodStatus(
-                rank.uid, Role.WORKER, rank.index, PodPhase.FAILED, exit_code=137, reason="Killed", cause=cause
-            )
+            return replace(status, phase=PodPhase.FAILED, exit_code=137, reason="Killed", cause=cause, leaving=False)
         if rank.ended.is_set():
-            return PodStatus(rank.uid, Role.WORKER, rank.index, PodPhase.SUCCEEDED, exit_code=0, reason="Completed")
-        return PodStatus(
-            rank.uid, Role.WORKER, rank.index, PodPhase.RUNNING, reason="Started", leaving=rank.gate.closed
-        )
+            return replace(status, phase=PodPhase.SUCCEEDED, exit_code=0, reason="Completed", leaving=False)
+        return status
 
     def start_rank(self, prepare: Callable[[Rank], None] = lambda rank: None) -> Rank:
         """Start a worker; ``prepare`` may change it before its threads run."""

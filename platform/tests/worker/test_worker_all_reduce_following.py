@@ -6,6 +6,8 @@ import socket
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event
+from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -241,7 +243,7 @@ def test_a_follower_gets_the_state_once_and_then_every_step(feed):
 
     def copy():
         copies.append(True)
-        return b"{}", state.view(np.uint8)
+        return b"{}", [state]
 
     while not copies:  # the connection arrives in a thread of the listener
         steps.serve_waiting(RoundId(1, 1), 7, copy)
@@ -260,7 +262,7 @@ def test_a_follower_gets_the_state_once_and_then_every_step(feed):
         FrameKind.ROUND_STEP,
         FrameKind.ROUND_END,
     ]
-    assert pb.RoundState.FromString(frames[0][1]) == pb.RoundState(step=7, shares=b"{}")
+    assert pb.RoundState.FromString(frames[0][1]) == pb.RoundState(step=7, shares=b"{}", crc32=crc32(state.tobytes()))
     assert frames[0][2] == state.tobytes()
     assert list(pb.RoundStep.FromString(frames[1][1]).messages) == [b"a", b"b"]
     assert (frames[1][2], frames[2][2]) == (np.ones(4).tobytes(), b"")
@@ -300,7 +302,7 @@ def test_all_messages_of_a_thousand_ranks_arrive(feed):
     while not steps._waiting:
         pass
     shares = b"x" * (3 << 20)
-    steps.serve_waiting(RoundId(1, 1), 7, lambda: (shares, np.arange(4.0).view(np.uint8)))
+    steps.serve_waiting(RoundId(1, 1), 7, lambda: (shares, [np.arange(4.0)]))
     message = StepMessage(tuple(Share(lease, 0, 1) for lease in range(100))).encode()
     steps.add_step([message] * 1000, (np.ones(4),))
     steps.end_round()
@@ -390,16 +392,21 @@ def follower(folder):
 SHARES = b'{"after": 0, "step": 3, "done": [], "newest": []}'
 
 
+STATE = CountingReplica(4).pack_state().tobytes()
+
+
+def state_frame(body: bytes, **fields: Any) -> tuple[FrameKind, bytes, bytes]:
+    """A state of step 3, with its checksum unless the fields say otherwise."""
+    message = pb.RoundState(**{"step": 3, "shares": SHARES, "crc32": crc32(body), **fields})
+    return FrameKind.ROUND_STATE, message.SerializeToString(), body
+
+
 def test_what_comes_in_several_frames_is_one_state_and_one_step(follower):
     follow, replica, world = follower
     first, last = (StepMessage((Share(lease, 0, 2),), has_gradient=True, weight=2.0).encode() for lease in (1, 2))
     follow(
         (FrameKind.ROUND_STATE, pb.RoundState(step=3, shares=SHARES[:9], continues=True).SerializeToString(), b""),
-        (
-            FrameKind.ROUND_STATE,
-            pb.RoundState(step=3, shares=SHARES[9:]).SerializeToString(),
-            replica.pack_state().tobytes(),
-        ),
+        state_frame(replica.pack_state().tobytes(), shares=SHARES[9:]),
         (FrameKind.ROUND_STEP, pb.RoundStep(messages=[first], continues=True).SerializeToString(), b""),
         (FrameKind.ROUND_STEP, pb.RoundStep(messages=[last]).SerializeToString(), np.ones(4).tobytes()),
         (FrameKind.ROUND_END, b"", b""),
@@ -418,11 +425,10 @@ def test_a_message_without_an_end_is_not_kept(follower, monkeypatch):
 
 def test_a_step_in_the_middle_of_a_state_is_refused(follower):
     follow, replica, world = follower
-    state = pb.RoundState(step=3, shares=SHARES).SerializeToString()
     part = pb.RoundState(step=4, shares=SHARES, continues=True).SerializeToString()
     step = pb.RoundStep(messages=[StepMessage((Share(1, 0, 1),)).encode()]).SerializeToString()
     follow(
-        (FrameKind.ROUND_STATE, state, replica.pack_state().tobytes()),
+        state_frame(replica.pack_state().tobytes()),
         (FrameKind.ROUND_STATE, part, b""),
         (FrameKind.ROUND_STEP, step, b""),
     )
@@ -433,11 +439,10 @@ def test_a_state_and_steps_are_adopted(follower):
     follow, replica, world = follower
     other = CountingReplica(4)
     other.counts[:] = 7
-    state = pb.RoundState(step=3, shares=SHARES).SerializeToString()
     message = StepMessage((Share(1, 0, 2),), has_gradient=True, weight=2.0).encode()
     step = pb.RoundStep(messages=[message]).SerializeToString()
     follow(
-        (FrameKind.ROUND_STATE, state, other.pack_state().tobytes()),
+        state_frame(other.pack_state().tobytes()),
         (FrameKind.ROUND_STEP, step, np.ones(4).tobytes()),
         (FrameKind.ROUND_END, b"", b""),
     )
@@ -449,16 +454,14 @@ def test_a_state_and_steps_are_adopted(follower):
 @pytest.mark.parametrize(
     "frame",
     [
-        (FrameKind.ROUND_STATE, pb.RoundState(step=3, shares=SHARES).SerializeToString(), b"short"),
-        (FrameKind.ROUND_STATE, pb.RoundState(step=3, shares=b"{}").SerializeToString(), bytes(80)),
-        (FrameKind.ROUND_STATE, pb.RoundState(step=3, shares=b"[").SerializeToString(), bytes(80)),
-        (
-            FrameKind.ROUND_STATE,
-            pb.RoundState(step=3, shares=SHARES, begun_epochs=-1).SerializeToString(),
-            CountingReplica(4).pack_state().tobytes(),
-        ),
+        state_frame(b"short"),
+        state_frame(STATE, crc32=7),
+        state_frame(STATE, shares=b"{}"),
+        state_frame(STATE, shares=b"["),
+        state_frame(STATE, begun_epochs=-1),
+        state_frame(STATE[:40], part=0, parts=2),
         *(
-            (FrameKind.ROUND_STATE, pb.RoundState(step=3, shares=shares).SerializeToString(), bytes(80))
+            state_frame(STATE, shares=shares)
             for shares in (
                 b'{"after": -1, "step": 3, "done": [], "newest": []}',
                 b'{"after": 0, "step": 4611686018427387904, "done": [], "newest": []}',
@@ -508,7 +511,6 @@ def test_what_is_no_state_and_no_step_changes_nothing(follower, frame):
 )
 def test_a_step_with_impossible_messages_is_not_followed(follower, messages):
     follow, replica, world = follower
-    state = pb.RoundState(step=3, shares=SHARES).SerializeToString()
     step = pb.RoundStep(messages=messages).SerializeToString()
-    follow((FrameKind.ROUND_STATE, state, replica.pack_state().tobytes()), (FrameKind.ROUND_STEP, step, b""))
+    follow(state_frame(replica.pack_state().tobytes()), (FrameKind.ROUND_STEP, step, b""))
     assert (world.step, world.phase) == (3, RankPhase.OUTSIDE)

@@ -11,9 +11,11 @@ import logging
 import queue
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -21,6 +23,7 @@ from edl.api.errors import EdlError
 from edl.api.round_id import RoundId
 from edl.core.rank_state import NOT_BEGUN, CallbackEpoch
 from edl.core.state_agreement import describe_model_difference
+from edl.numerics.packed_state import cut_pieces, packed_pieces, part_bounds, pieces_checksum
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_connection import (
     MAX_META_BYTES,
@@ -48,6 +51,15 @@ which has three times the bytes of a sum, the ranks make one or two steps.
 """
 _PART_BYTES = MAX_META_BYTES // 2
 """What is longer than that travels in several frames: the messages of all ranks, or the shares of a state."""
+MOST_PARTS = 64
+"""Into so many parts a state may be cut."""
+CHOICE_SECONDS = 0.05
+"""A worker that joins asks all its sources within this time. The step at which they cut the state comes later."""
+FETCH_SECONDS = 60.0
+"""Seconds that a follower may take to get the other parts of a state."""
+
+_MAX_REQUEST_BYTES = 4096
+"""Of what a follower may ask for."""
 
 Array = np.ndarray[Any, Any]
 
@@ -69,9 +81,10 @@ class StepFeed:
 
     def __init__(self, worker: str, replica: DescribedReplica) -> None:
         self._worker = worker
+        self._clock = _StepClock()
         self._fingerprint, self._variables = replica.fingerprint(), replica.describe_variables()
         self._lock = threading.Lock()
-        self._waiting: list[tuple[RoundId, socket.socket]] = []
+        self._waiting: list[_WaitingFollower] = []
         self._streams: list[_FollowerStream] = []
         self._is_closed = False
 
@@ -88,8 +101,19 @@ class StepFeed:
         request = parse_message(pb.FollowRound, frame.meta)
         if request.model != self._fingerprint:
             raise PeerRefusedError(self._describe_conflict(request.model), kind="model", hint=MODEL_HINT)
+        has_part = 0 <= request.part < request.parts <= MOST_PARTS
+        if not (has_part or request.part == request.parts == 0) or request.at_step < 0:
+            raise PeerRefusedError(
+                f"part {request.part} of {request.parts} at step {request.at_step} is impossible", kind="bad"
+            )
         round_id = RoundId(request.round.incarnation, request.round.number)
-        return HandOver(OutgoingFrame(FrameKind.FOLLOWED_ROUND), lambda sock: self._add(round_id, sock))
+        at_step = request.at_step or (self._clock.choose_step() if request.parts else 0)
+        answer = pb.FollowedRound(at_step=at_step).SerializeToString()
+        part, parts = request.part, request.parts
+        return HandOver(
+            OutgoingFrame(FrameKind.FOLLOWED_ROUND, answer),
+            lambda sock: self._add(_WaitingFollower(round_id, sock, at_step, part, parts)),
+        )
 
     def _describe_conflict(self, model: str) -> str:
         """Why a worker cannot follow: after a first refusal it sends its variables in the place of the fingerprint."""
@@ -99,56 +123,63 @@ class StepFeed:
             difference = describe_model_difference(joiner, variables, self._worker, self._variables)
         return f"{joiner} and {self._worker} have different models: {difference}"
 
-    def _add(self, round_id: RoundId, sock: socket.socket) -> None:
+    def _add(self, follower: _WaitingFollower) -> None:
         with self._lock:
             if not self._is_closed:
-                self._waiting.append((round_id, sock))
+                self._waiting.append(follower)
                 return
-        sock.close()
+        follower.sock.close()
 
     # ------------------------------------------------------------------ what the loop of the rank calls
 
     def serve_waiting(
-        self, round_id: RoundId, step: int, copy: Callable[[], tuple[bytes, Array]], epoch: CallbackEpoch = NOT_BEGUN
+        self,
+        round_id: RoundId,
+        step: int,
+        hold: Callable[[], tuple[bytes, Sequence[Array]]],
+        epoch: CallbackEpoch = NOT_BEGUN,
     ) -> None:
         """Begin with the followers that have connected. The rank is in this round and has applied ``step``.
 
         Args:
-            copy: returns the shares of the steps that are not in the ledger, as JSON, and a copy of the state.
+            hold: returns the shares of the steps that are not in the ledger, as JSON, and the arrays of the state,
+                which do not change any more.
             epoch: how far the callbacks of the rank are.
         """
+        is_idle = self._clock.note_step(step)
         if not self._waiting:
             return
         with self._lock:
             waiting, self._waiting = self._waiting, []
-        for _, sock in (each for each in waiting if each[0] != round_id):
-            sock.close()
-        current = [sock for each, sock in waiting if each == round_id]
-        if not current:
-            return
-        shares, state = copy()
-        incarnation, number = epoch.began_in
-        *first, last = _cut_bytes(shares)
-        frames = [
-            *(_state_frame(pb.RoundState(step=step, shares=part, continues=True)) for part in first),
-            _state_frame(
-                pb.RoundState(
-                    step=step,
-                    shares=last,
-                    begun_epochs=epoch.begun,
-                    epoch_loss_sum=epoch.loss_sum,
-                    epoch_steps=epoch.steps,
-                    began_in=pb.Round(incarnation=incarnation, number=number) if number else None,
-                    learning_rate=epoch.learning_rate,
-                    first_epoch=epoch.first_epoch,
-                ),
-                state.data,
-            ),
+            self._waiting = [each for each in waiting if each.round_id == round_id and each.must_wait(step, is_idle)]
+        for each in waiting:
+            if each.round_id != round_id or each.is_late(step):
+                each.sock.close()
+        due = [
+            each
+            for each in waiting
+            if each.round_id == round_id and not each.must_wait(step, is_idle) and not each.is_late(step)
         ]
-        for sock in current:
-            stream = _FollowerStream(sock)
-            stream.add(frames)
-            self._streams.append(stream)
+        if not due:
+            return
+        shares, arrays = hold()
+        incarnation, number = epoch.began_in
+        message = pb.RoundState(
+            step=step,
+            begun_epochs=epoch.begun,
+            epoch_loss_sum=epoch.loss_sum,
+            epoch_steps=epoch.steps,
+            began_in=pb.Round(incarnation=incarnation, number=number) if number else None,
+            learning_rate=epoch.learning_rate,
+            first_epoch=epoch.first_epoch,
+        )
+        state = _HeldState(message, shares, packed_pieces(arrays))
+        for each in due:
+            # The member that sends the steps has passed the step at which the state was to be cut: it sends all of it.
+            is_cut = each.parts > 0 and each.at_step == step
+            stream = _FollowerStream(each.sock, _StateParts(state, each.part, each.parts if is_cut else 0))
+            if each.part == 0:
+                self._streams.append(stream)
 
     def add_step(self, messages: Sequence[bytes], buffers: Sequence[Array]) -> None:
         """A reduction is finished.
@@ -178,12 +209,8 @@ class StepFeed:
         self.end_round()
         with self._lock:
             waiting, self._waiting, self._is_closed = self._waiting, [], True
-        for _, sock in waiting:
-            sock.close()
-
-
-def _state_frame(message: pb.RoundState, *buffers: memoryview) -> OutgoingFrame:
-    return OutgoingFrame(FrameKind.ROUND_STATE, message.SerializeToString(), buffers)
+        for each in waiting:
+            each.sock.close()
 
 
 def _step_frame(message: pb.RoundStep, *buffers: memoryview) -> OutgoingFrame:
@@ -206,11 +233,117 @@ def _cut_messages(messages: Sequence[bytes]) -> Iterator[list[bytes]]:
     yield part
 
 
-class _FollowerStream:
-    """Sends frames to one follower in a thread of its own."""
+class _StepClock:
+    """How far the rank is, and how fast."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._connection = BulkConnection(sock, "the worker that joins", FrameLimits(0, 0), SEND_SECONDS)
+    def __init__(self) -> None:
+        self._step, self._at, self._seconds = 0, time.monotonic(), 0.0
+
+    def note_step(self, step: int) -> bool:
+        """The rank has applied ``step``; returns whether it was there before, so that no step is being made."""
+        is_idle, now = step == self._step, time.monotonic()
+        if step == self._step + 1:
+            self._seconds = now - self._at
+        self._step, self._at = step, now
+        return is_idle
+
+    def choose_step(self) -> int:
+        """A step that no rank has made, nor makes within ``CHOICE_SECONDS``. Ranks are one step apart at most."""
+        return self._step + 2 + int(CHOICE_SECONDS / max(self._seconds, 0.001))
+
+
+class _WaitingFollower(NamedTuple):
+    """A worker that was answered, and has no state yet.
+
+    Attributes:
+        at_step: after which the state is cut into parts; 0: it gets the whole one.
+        part: which it gets.
+        parts: into how many; 0: it gets the whole state.
+    """
+
+    round_id: RoundId
+    sock: socket.socket
+    at_step: int
+    part: int
+    parts: int
+
+    def must_wait(self, step: int, is_idle: bool) -> bool:
+        """Whether its step is still to come. While nobody makes steps, it may not: then it gets the whole state now."""
+        return step < self.at_step and (self.part > 0 or not is_idle)
+
+    def is_late(self, step: int) -> bool:
+        """Whether the other members have cut the state before, so that no part of this one's fits."""
+        return self.part > 0 and step > self.at_step
+
+
+@dataclass(frozen=True)
+class _HeldState:
+    """A state that does not change any more.
+
+    Attributes:
+        message: what goes with it.
+        shares: as JSON, of the steps that are not in the ledger.
+        pieces: the bytes of the packed state.
+    """
+
+    message: pb.RoundState
+    shares: bytes
+    pieces: Sequence[Array]
+
+
+class _StateParts:
+    """What one follower gets of a state: a part, and later those that others did not send; or all of it.
+
+    Args:
+        state: the state.
+        part: the number of the part.
+        parts: their number; 0: the state is whole.
+    """
+
+    def __init__(self, state: _HeldState, part: int, parts: int) -> None:
+        self._state, self._part, self._parts = state, part, parts
+
+    def send(self, connection: BulkConnection) -> bool:
+        """Send it; returns whether the steps follow.
+
+        Raises:
+            EdlError: the follower is gone, or asks for something else.
+        """
+        is_first = self._part == 0
+        *first, last = _cut_bytes(self._state.shares if is_first else b"")
+        for shares in first:
+            message = pb.RoundState(step=self._state.message.step, shares=shares, continues=True)
+            connection.send(FrameKind.ROUND_STATE, message.SerializeToString())
+        self._send_part(connection, self._part, last)
+        if is_first and self._parts:
+            connection.set_timeout(FETCH_SECONDS)
+            frame = connection.receive()
+            connection.set_timeout(SEND_SECONDS)
+            if frame.kind is not FrameKind.FETCH_PARTS:
+                raise PeerRefusedError(f"a follower sent {frame.kind.name} instead of FETCH_PARTS", kind="bad")
+            for part in parse_message(pb.FetchParts, frame.meta).parts:
+                if not 0 < part < self._parts:
+                    raise PeerRefusedError(f"there is no part {part} of {self._parts}", kind="bad")
+                self._send_part(connection, part, b"")
+        return is_first
+
+    def _send_part(self, connection: BulkConnection, part: int, shares: bytes) -> None:
+        pieces, parts = self._state.pieces, self._parts
+        if parts:
+            pieces = cut_pieces(pieces, *part_bounds(sum(piece.size for piece in pieces), part, parts))
+        message = pb.RoundState(shares=shares, part=part, parts=parts, crc32=pieces_checksum(pieces))
+        message.MergeFrom(self._state.message)
+        connection.send(FrameKind.ROUND_STATE, message.SerializeToString(), [piece.data for piece in pieces])
+
+
+class _FollowerStream:
+    """Sends a state and then frames to one follower in a thread of its own."""
+
+    def __init__(self, sock: socket.socket, state: _StateParts | None = None) -> None:
+        self._connection = BulkConnection(
+            sock, "the worker that joins", FrameLimits(_MAX_REQUEST_BYTES, 0), SEND_SECONDS
+        )
+        self._state = state
         self._steps: queue.SimpleQueue[Sequence[OutgoingFrame] | None] = queue.SimpleQueue()
         self._queued_bytes = 0
         self._lock = threading.Lock()
@@ -241,6 +374,11 @@ class _FollowerStream:
 
     def _send_all(self) -> None:
         try:
+            state, self._state = self._state, None
+            if state is not None and not state.send(self._connection):
+                return
+            # Its memory is not needed any more.
+            del state
             while (frames := self._steps.get()) is not None:
                 with self._lock:
                     self._queued_bytes -= _count_bytes(frames)

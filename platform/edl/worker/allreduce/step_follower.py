@@ -18,6 +18,7 @@ import numpy as np
 from edl.api.errors import BadInputError, EdlError
 from edl.core.rank_state import CallbackEpoch
 from edl.core.world_rounds import RoundPhase
+from edl.numerics.packed_state import part_bounds
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import BulkClient
 from edl.transport.bulk_connection import MAX_META_BYTES, BulkConnection, FrameKind, FrameLimits, ReceivedFrame
@@ -25,6 +26,7 @@ from edl.transport.message_validation import parse_message
 from edl.transport.peer_errors import BulkRefusedError, PeerRefusedError
 from edl.worker.allreduce.model_description import format_model
 from edl.worker.allreduce.rank_answers import MAX_SHARES_BYTES, read_answer, read_pending_shares
+from edl.worker.allreduce.state_parts import StateParts, check_state_bytes
 from edl.worker.allreduce.step_message import StepOutcome
 from edl.worker.allreduce.world_client import View, WorldClient
 
@@ -104,8 +106,15 @@ class StepFollower:
             BadInputError: the source has another model.
             EdlError: the master is lost.
         """
+        with StateParts(view.helper_addresses, self._token, self._state_bytes, PEER_SECONDS) as parts:
+            self._follow(view, parts)
+        self._world.end_following()
+
+    def _follow(self, view: View, parts: StateParts) -> None:
         try:
-            connection, sock = self._connect(view, self._replica.fingerprint())
+            model = self._replica.fingerprint()
+            parts.request(_make_request(view, model))
+            connection, sock = self._connect(view, model, parts)
         except BulkRefusedError as refused:
             if refused.kind == "model":
                 refused = self._ask_for_difference(view) or refused
@@ -115,10 +124,9 @@ class StepFollower:
             _LOG.info("%s cannot be followed: %s", view.round, error)
         else:
             try:
-                self._receive_all(view, connection, sock)
+                self._receive_all(view, connection, sock, parts)
             finally:
                 connection.close()
-        self._world.end_following()
 
     def _ask_for_difference(self, view: View) -> BulkRefusedError | None:
         """The refusal that names the first variable in which the models differ; None: the source is gone."""
@@ -134,24 +142,26 @@ class StepFollower:
         connection.close()
         return None
 
-    def _connect(self, view: View, model: str) -> tuple[BulkConnection, socket.socket]:
+    def _connect(self, view: View, model: str, parts: StateParts | None = None) -> tuple[BulkConnection, socket.socket]:
         with BulkClient(view.source_address, self._token, timeout=PEER_SECONDS, max_body=0) as client:
-            round_id = pb.Round(incarnation=view.round.incarnation, number=view.round.number)
-            request = pb.FollowRound(round=round_id, model=model)
+            request = _make_request(view, model)
+            if parts is not None:
+                request.at_step, request.parts = parts.at_step, parts.parts
             reply = client.request(FrameKind.FOLLOW_ROUND, request.SerializeToString())
             client.check_reply_kind(FrameKind.FOLLOW_ROUND, reply)
             sock = client.release_socket()
         limits = FrameLimits(MAX_META_BYTES, max(self._state_bytes, self._sum_bytes))
         return BulkConnection(sock, _SOURCE, limits, PEER_SECONDS), sock
 
-    def _receive_all(self, view: View, connection: BulkConnection, sock: socket.socket) -> None:
+    def _receive_all(self, view: View, connection: BulkConnection, sock: socket.socket, parts: StateParts) -> None:
         self._has_state, self._parts, self._part_bytes = False, [], 0
         body = memoryview(bytearray(max(self._state_bytes, self._sum_bytes)))
+        parts.receive()
         try:
             while self._wait_for_frame(view, sock):
                 frame = connection.receive(body)
                 if frame.kind is FrameKind.ROUND_STATE:
-                    self._take_state(frame)
+                    self._take_state(frame, body, connection, parts)
                 elif frame.kind is FrameKind.ROUND_STEP:
                     self._take_step(frame)
                 else:
@@ -194,14 +204,25 @@ class StepFollower:
         joined, self._parts, self._part_bytes = self._parts, [], 0
         return joined
 
-    def _take_state(self, frame: ReceivedFrame) -> None:
+    def _take_state(
+        self, frame: ReceivedFrame, body: memoryview, connection: BulkConnection, parts: StateParts
+    ) -> None:
         message = parse_message(pb.RoundState, frame.meta)
-        parts = self._join_parts(frame.kind, [message.shares], continues=message.continues)
-        if parts is None:
+        joined = self._join_parts(frame.kind, [message.shares], continues=message.continues)
+        if joined is None:
             return
-        shares = read_answer(b"".join(parts), read_pending_shares, "shares of its state", _SOURCE)
-        if len(frame.body) != self._state_bytes:
-            raise PeerRefusedError(f"a state has {self._state_bytes} bytes, not {len(frame.body)}", kind="bad")
+        shares = read_answer(b"".join(joined), read_pending_shares, "shares of its state", _SOURCE)
+        if parts.parts and message.parts:
+            state = self._join_state(frame, message.step, body, connection, parts)
+            if state is None:
+                return
+        else:
+            # The source has not met the other members' step.
+            parts.close()
+            state = frame.body
+            check_state_bytes(message, state)
+        if len(state) != self._state_bytes:
+            raise PeerRefusedError(f"a state has {self._state_bytes} bytes, not {len(state)}", kind="bad")
         rate = message.learning_rate if message.HasField("learning_rate") else None
         epoch = CallbackEpoch(
             message.begun_epochs,
@@ -215,9 +236,27 @@ class StepFollower:
             raise PeerRefusedError(f"a state comes with an impossible epoch, {epoch}", kind="bad")
         self._world.begin_following()
         self._on_state(epoch, message.step)
-        self._replica.unpack_state(np.frombuffer(frame.body, np.uint8))
+        self._replica.unpack_state(np.frombuffer(state, np.uint8))
         self._world.adopt_followed_state(message.step, shares)
         self._has_state = True
+
+    def _join_state(
+        self, frame: ReceivedFrame, step: int, body: memoryview, connection: BulkConnection, parts: StateParts
+    ) -> memoryview | None:
+        """The state of ``step`` from all its parts, of which the frame is the first; None: this worker must end.
+
+        Parts that no other member has sent come from the source, which keeps the state until then.
+        """
+        parts.check(frame, 0, step)
+        missing = parts.wait(body, self._must_end)
+        parts.close()
+        if self._must_end():
+            return None
+        connection.send(FrameKind.FETCH_PARTS, pb.FetchParts(parts=missing).SerializeToString())
+        for part in missing:
+            start, end = part_bounds(self._state_bytes, part, parts.parts)
+            parts.check(connection.receive(body[start:end]), part, step)
+        return body[: self._state_bytes]
 
     def _take_step(self, frame: ReceivedFrame) -> None:
         message = parse_message(pb.RoundStep, frame.meta)
@@ -240,3 +279,8 @@ class StepFollower:
         self._world.follow_step(outcome.shares, is_skipped=not outcome.is_finite)
         if message.behind <= BEHIND:
             self._world.catch_up()
+
+
+def _make_request(view: View, model: str) -> pb.FollowRound:
+    round_id = pb.Round(incarnation=view.round.incarnation, number=view.round.number)
+    return pb.FollowRound(round=round_id, model=model)

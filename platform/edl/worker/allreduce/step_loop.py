@@ -82,6 +82,7 @@ class ReplicaLike(Protocol):
     def state_arrays(self, names: Iterable[str] | None = None) -> Arrays: ...
     def load_state(self, arrays: Arrays) -> None: ...
     def pack_state(self) -> np.ndarray[Any, Any]: ...
+    def hold_state(self) -> Sequence[np.ndarray[Any, Any]]: ...
     def unpack_state(self, buffer: np.ndarray[Any, Any]) -> None: ...
     def digest(self) -> int: ...
     def variable_digests(self) -> Mapping[str, int]: ...
@@ -499,7 +500,7 @@ class StepLoop:
                 if not self._has_begun_step():
                     # Otherwise a follower would call its callbacks on a state that has their changes already.
                     self._feed.serve_waiting(
-                        world.round, world.step, self._copy_for_follower, self._callbacks.callback_epoch
+                        world.round, world.step, self._hold_for_follower, self._callbacks.callback_epoch
                     )
                 cut = self._copies.announce(world.view, is_paused=self._is_paused)
                 message = replace(self._prepare(wait=nobody_has_records), copies_cut=cut)
@@ -564,9 +565,9 @@ class StepLoop:
         begun = self._callbacks.begun_step
         return begun is not None and begun[0] == self._world.step
 
-    def _copy_for_follower(self) -> tuple[bytes, np.ndarray[Any, Any]]:
-        """Copy the state for workers that follow this round. All ranks wait for the copy."""
-        return json.dumps(self._world.pending_shares()).encode(), self._replica.pack_state()
+    def _hold_for_follower(self) -> tuple[bytes, Sequence[np.ndarray[Any, Any]]]:
+        """The present state for workers that follow this round."""
+        return json.dumps(self._world.pending_shares()).encode(), self._replica.hold_state()
 
     def _copy_for_evaluation(self, view: View) -> None:
         with self._callbacks.showing_checkpoint() if self._has_begun_step() else nullcontext():

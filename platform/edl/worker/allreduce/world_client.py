@@ -44,6 +44,7 @@ class View:
         epoch_left: with a global batch, the records of the epoch that are not done at ``committed_step``.
         may_be_short: whether a step may have fewer records than the global batch.
         source_address: for a worker outside, where the member listens that lets it follow the running round.
+        helper_addresses: those of further members that send it parts of the state.
         copy_at: the step after which this worker copies its variables for an evaluation; 0: it does not.
         evaluated_step: the step whose copies are being evaluated; 0: there is none.
         epoch: whose records are processed; in a round without holders all ranks have the same.
@@ -70,6 +71,7 @@ class View:
     epoch_left: int = 0
     may_be_short: bool = False
     source_address: str = ""
+    helper_addresses: tuple[str, ...] = ()
     copy_at: int = 0
     evaluated_step: int = 0
     epoch: int = 0
@@ -110,6 +112,7 @@ class View:
             reply.epoch_left,
             reply.may_be_short,
             reply.source.address,
+            tuple(helper.address for helper in reply.helpers if helper.address),
             reply.copy_at,
             reply.evaluated_step,
             reply.epoch,

@@ -1,0 +1,336 @@
+"""A worker that follows a round gets parts of one state from several members; what does not come, its source sends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from support.all_reduce_job import BOUND, TOKEN, AllReduceJob, CountingReplica, Rank
+
+from edl.api.journal_entries import WorldAnnounced
+from edl.api.round_id import RoundId
+from edl.collective.collective_listener import CollectiveListener
+from edl.core.world_rounds import RoundPhase
+from edl.transport import edl_pb2 as pb
+from edl.transport.bulk_client import BulkClient
+from edl.transport.bulk_connection import BulkConnection, FrameKind, FrameLimits
+from edl.transport.peer_errors import BulkRefusedError
+from edl.worker.allreduce import state_parts, step_feed
+from edl.worker.allreduce.step_feed import StepFeed
+from edl.worker.allreduce.step_follower import StepFollower
+from edl.worker.allreduce.world_client import View, WorldClient
+
+ROUND = RoundId(1, 1)
+SHARES = b'{"after": 0, "step": 0, "done": [], "newest": []}'
+RECORDS = 100
+
+
+@pytest.fixture(autouse=True)
+def _every_state_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_parts, "SPLIT_BYTES", 0)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with TemporaryDirectory(prefix="edl-") as path:
+        yield Path(path)
+
+
+class Member:
+    """A member whose state after a step has this step in every number."""
+
+    def __init__(self, folder: Path, index: int) -> None:
+        self.feed = StepFeed(f"worker-{index}", CountingReplica(RECORDS))
+        self.listener = CollectiveListener(f"unix:{folder}/{index}", TOKEN, handle_frame=self.feed.handle_frame)
+        self.listener.start()
+        self.held: list[int] = []
+        """The steps after which its state was asked for."""
+
+    def apply(self, step: int, *, serves: bool = True) -> None:
+        if serves:
+            self.feed.serve_waiting(ROUND, step, lambda: self._hold(step))
+
+    def _hold(self, step: int) -> tuple[bytes, list[np.ndarray[Any, Any]]]:
+        self.held.append(step)
+        return SHARES, [np.full(2 * RECORDS + 2, float(step))]
+
+    def close(self) -> None:
+        self.feed.close()
+        self.listener.stop()
+
+
+class Following:
+    """A source, two helpers, and a worker that follows them in a thread."""
+
+    def __init__(self, folder: Path) -> None:
+        self.members = [Member(folder, index) for index in range(3)]
+        self.fetched: list[list[int]] = []
+        """The parts that the worker asked its source for."""
+        self.step = 10
+        for member in self.members:
+            member.apply(self.step)
+        self.replica = CountingReplica(RECORDS)
+        self.world = WorldClient(
+            None,  # type: ignore[arg-type]
+            "w",
+            "here",
+            is_leaving=lambda: False,
+            on_closed=lambda *_: None,
+        )
+        self.world._rank.leave_world(ROUND, may_follow=True)
+        self.must_end, self.is_late = False, False
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._changed = threading.Event()
+
+    def _follow(self) -> None:
+        source, *helpers = (member.listener.address for member in self.members)
+        view = View(
+            version=1, round=ROUND, phase=RoundPhase.RUNNING, source_address=source, helper_addresses=tuple(helpers)
+        )
+        self.world._view = view
+        StepFollower(
+            "w",
+            self.replica,
+            self.world,
+            TOKEN,
+            self.replica.pack_state().nbytes,
+            lambda outcome: None,
+            lambda epoch, step: None,
+            must_end=lambda: self.must_end,
+        ).follow(view)
+
+    def start(self) -> None:
+        """Let the worker ask all members."""
+        self._thread.start()
+        self.wait(lambda: all(member.feed._waiting for member in self.members if member.listener is not None))
+
+    def wait(self, condition: Callable[[], Any]) -> None:
+        until = time.monotonic() + BOUND
+        while not condition():
+            assert time.monotonic() < until, "it takes too long"
+            self._changed.wait(0.005)
+
+    def make_steps(self, serves: Callable[[int, int], bool] = lambda member, step: True) -> None:
+        """Make steps until the worker has a state, and end the round."""
+        while not self.world.step:
+            self.step += 1
+            for number, member in enumerate(self.members):
+                member.apply(self.step, serves=serves(number, self.step))
+            self.wait(lambda: self.world.step or self.members[0].feed._waiting or self.members[0].held)
+            if self.members[0].held and not self.is_late:
+                # Members that have missed the step notice it with the next one.
+                self.is_late = True
+            elif self.members[0].held:
+                self.wait(lambda: self.world.step)
+        self.end_round()
+
+    def end_round(self) -> None:
+        for member in self.members:
+            member.feed.end_round()
+        self._thread.join(BOUND)
+        assert not self._thread.is_alive()
+
+    def close(self) -> None:
+        self.must_end = True
+        for member in self.members:
+            member.close()
+
+
+@pytest.fixture
+def following(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Following]:
+    made = Following(folder)
+    send = BulkConnection.send
+
+    def note_request(connection: BulkConnection, kind: FrameKind, meta: bytes = b"", buffers: Any = ()) -> None:
+        if kind is FrameKind.FETCH_PARTS:
+            made.fetched.append(list(pb.FetchParts.FromString(meta).parts))
+        send(connection, kind, meta, buffers)
+
+    monkeypatch.setattr(BulkConnection, "send", note_request)
+    yield made
+    made.close()
+
+
+def chosen_step(following: Following) -> int:
+    """After which the members cut their states."""
+    (step,) = {each.at_step for member in following.members for each in member.feed._waiting}
+    return step
+
+
+def assert_is_state_of(following: Following, step: int) -> None:
+    assert following.world.step == step
+    np.testing.assert_array_equal(following.replica.counts, np.full(RECORDS, float(step)))
+    np.testing.assert_array_equal(following.replica.rates, np.full(RECORDS, float(step)))
+
+
+def test_each_member_sends_its_part_of_one_step(following: Following) -> None:
+    following.start()
+    at_step = chosen_step(following)
+    assert at_step >= 12, "another member may have made the next step already"
+    following.make_steps()
+    assert_is_state_of(following, at_step)
+    assert following.fetched == [[]]
+    assert [member.held for member in following.members] == [[at_step]] * 3
+
+
+def test_the_source_sends_the_part_of_a_member_that_is_lost(following: Following) -> None:
+    following.start()
+    at_step = chosen_step(following)
+    following.members[2].close()
+    following.make_steps()
+    assert_is_state_of(following, at_step)
+    assert following.fetched == [[2]]
+
+
+def test_a_member_that_cannot_be_reached_is_not_asked(following: Following) -> None:
+    following.members[1].close()
+    following.members = [following.members[0], following.members[2], following.members[1]]
+    lost = following.members[2]
+    following._thread.start()
+    following.wait(lambda: all(member.feed._waiting for member in following.members[:2]))
+    following.make_steps(lambda number, step: following.members[number] is not lost)
+    assert following.fetched == [[]]
+    assert_is_state_of(following, following.members[0].held[0])
+
+
+def test_a_member_that_misses_the_step_sends_nothing(following: Following) -> None:
+    """Its callbacks have changed the state before the next step, say."""
+    following.start()
+    at_step = chosen_step(following)
+    following.make_steps(lambda number, step: (number, step) != (1, at_step))
+    assert following.fetched == [[1]]
+    assert following.members[1].held == []
+    assert_is_state_of(following, at_step)
+
+
+def test_a_source_that_misses_the_step_sends_the_whole_state_of_the_next_one(following: Following) -> None:
+    following.start()
+    at_step = chosen_step(following)
+    following.make_steps(lambda number, step: (number, step) != (0, at_step))
+    assert_is_state_of(following, at_step + 1)
+    assert following.fetched == []
+
+
+def test_while_no_steps_are_made_the_source_sends_the_whole_state(following: Following) -> None:
+    following.start()
+    following.members[0].apply(following.step)
+    following.wait(lambda: following.world.step)
+    following.end_round()
+    assert_is_state_of(following, following.step)
+
+
+def test_a_part_with_another_checksum_is_fetched_from_the_source(
+    following: Following, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    following.start()
+    at_step = chosen_step(following)
+    hold = following.members[1]._hold
+
+    def hold_and_damage(step: int) -> tuple[bytes, list[np.ndarray[Any, Any]]]:
+        shares, (array,) = hold(step)
+        checksum = step_feed.pieces_checksum
+
+        def damage(pieces: Any) -> int:
+            found = checksum(pieces)
+            if any(np.shares_memory(piece, array) for piece in pieces):
+                array[:] = 7
+            return found
+
+        monkeypatch.setattr(step_feed, "pieces_checksum", damage)
+        return shares, [array]
+
+    monkeypatch.setattr(following.members[1], "_hold", hold_and_damage)
+    following.make_steps()
+    assert_is_state_of(following, at_step)
+    assert following.fetched == [[1]]
+
+
+@pytest.mark.parametrize("fields", [{"part": 2, "parts": 2}, {"parts": 65}, {"part": 1}])
+def test_an_impossible_part_is_refused(following: Following, fields: dict[str, int]) -> None:
+    model = CountingReplica(RECORDS).fingerprint()
+    request = pb.FollowRound(round=pb.Round(incarnation=1, number=1), model=model, **fields)
+    with BulkClient(following.members[0].listener.address, TOKEN, timeout=5.0) as client:
+        with pytest.raises(BulkRefusedError, match="part") as refused:
+            client.request(FrameKind.FOLLOW_ROUND, request.SerializeToString())
+        assert refused.value.kind == "bad"
+
+
+def test_a_part_that_there_is_not_ends_the_stream(following: Following) -> None:
+    model = CountingReplica(RECORDS).fingerprint()
+    request = pb.FollowRound(round=pb.Round(incarnation=1, number=1), model=model, parts=2)
+    with BulkClient(following.members[0].listener.address, TOKEN, timeout=5.0, max_body=0) as client:
+        client.request(FrameKind.FOLLOW_ROUND, request.SerializeToString())
+        connection = BulkConnection(client.release_socket(), "a member", FrameLimits(1 << 16, 1 << 16), 5.0)
+    member = following.members[0]
+    following.wait(lambda: member.feed._waiting)
+    for step in range(11, member.feed._waiting[0].at_step + 1):
+        member.apply(step)
+    assert connection.receive().kind is FrameKind.ROUND_STATE
+    connection.send(FrameKind.FETCH_PARTS, pb.FetchParts(parts=[2]).SerializeToString())
+    with pytest.raises(Exception, match="closed"):
+        connection.receive()
+    connection.close()
+
+
+# ------------------------------------------------------------------------------------------------ in a job
+
+
+def start_job(folder: Path) -> AllReduceJob:
+    job = AllReduceJob(folder, 2_000, seconds=0.003)
+    job.find_node = lambda index: f"node-{index}"
+    for _ in range(3):
+        job.start_rank()
+    job.wait_for_round(3)
+    job.wait_for_step(job.state.world.committed_step + 3)
+    return job
+
+
+def test_a_worker_joins_with_parts_from_all_nodes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[list[int]] = []
+    wait = state_parts.StateParts.wait
+
+    def note_missing(parts: Any, state: memoryview, must_end: Callable[[], bool]) -> list[int]:
+        missing = wait(parts, state, must_end)
+        found.append([parts.parts, *missing])
+        return missing
+
+    monkeypatch.setattr(state_parts.StateParts, "wait", note_missing)
+    with start_job(folder) as job:
+        # The third one may have joined the two others so as well.
+        found.clear()
+        joined = job.start_rank()
+        job.wait_for_round(4)
+        job.wait_for_end()
+        announced = next(e for e in job.journal if isinstance(e, WorldAnnounced) and joined.uid in e.members)
+        assert joined.uid in announced.holders
+    assert found == [[3]]
+
+
+@pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.repetition)])
+def test_a_source_or_a_helper_dies_while_a_worker_fetches_the_state(
+    folder: Path, lost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Worker 3 follows rank 0; its death ends the round, and the fetch starts anew."""
+    with start_job(folder) as job:
+        begun = threading.Event()
+        wait = state_parts.StateParts.wait
+
+        def kill_member(parts: Any, state: memoryview, must_end: Callable[[], bool]) -> list[int]:
+            if not begun.is_set():
+                begun.set()
+                ranks: dict[str, Rank] = {rank.uid: rank for rank in job.ranks}
+                job.kill(ranks[job.state.world.members[lost]])
+            return wait(parts, state, must_end)
+
+        monkeypatch.setattr(state_parts.StateParts, "wait", kill_member)
+        job.start_rank()
+        job.wait(begun.is_set)
+        job.wait_for_round(3)
+        job.hurry()
+        job.wait_for_end()
