@@ -115,9 +115,11 @@ def mark_further_case(item: pytest.Item) -> None:
             item.add_marker("repetition")
 
 
-def third_of(test: str) -> int:
-    """Which of three runs a test is part of: all parameters of a function are in the same."""
-    return zlib.crc32(test.partition("[")[0].encode()) % 3
+def third_of(item: pytest.Item) -> int:
+    """Which of three runs a test is part of: as its mark ``in_third`` says, else all cases of a function in one."""
+    if mark := item.get_closest_marker("in_third"):
+        return int(mark.args[0])
+    return zlib.crc32(item.nodeid.partition("[")[0].encode()) % 3
 
 
 LEFT_OUT = {"repetition", "thorough", "install"}
@@ -161,8 +163,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = in_turn(items)
     third = config.getoption("third")
     if third is not None:
-        config.hook.pytest_deselected(items=[item for item in items if third_of(item.nodeid) != third])
-        items[:] = [item for item in items if third_of(item.nodeid) == third]
+        config.hook.pytest_deselected(items=[item for item in items if third_of(item) != third])
+        items[:] = [item for item in items if third_of(item) == third]
 
 
 @pytest.hookimpl(wrapper=True)

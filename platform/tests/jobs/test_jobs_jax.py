@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 from support.job_process import JobProcess
-from support.program_environment import make_environment, use_environment
+from support.program_environment import install_packages, make_environment, use_environment
 
-pytestmark = [pytest.mark.jobs, pytest.mark.thorough, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.jobs, pytest.mark.timeout(900)]
 
 PAGE = (Path(__file__).parents[3] / "docs" / "programs.md").read_text(encoding="utf-8")
 PROGRAMS = dict(re.findall(r"<!-- test: (.+?) -->\n```python\n(.*?)```", PAGE, re.S))
@@ -86,14 +86,22 @@ with Client.from_env() as client:
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an environment with JAX and Keras."""
-    return make_environment(tmp_path_factory.mktemp("environment"), sys.executable, "jax[cpu]", "keras")
+    """The Python of an environment with JAX."""
+    return make_environment(tmp_path_factory.mktemp("environment"), sys.executable, "jax[cpu]")
 
 
-@pytest.mark.parametrize("program", ["jax", "keras"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param("jax", marks=[pytest.mark.repetition, pytest.mark.in_third(1)]),
+        pytest.param("keras", marks=pytest.mark.thorough),
+    ],
+)
 def test_a_network_is_trained_by_two_workers_one_of_which_is_killed(
     tmp_path: Path, python: Path, monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
+    if program == "keras":
+        install_packages(python, "keras")
     use_environment(python, monkeypatch)
     digits = load_digits()
     np.savez(tmp_path / "digits.npz", image=(digits.data / 16).astype(np.float32), label=digits.target)

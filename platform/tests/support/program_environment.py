@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 PLATFORM = Path(__file__).parents[2]
-PACKAGES = ("docker", "google-crc32c", "grpcio", "isal", "cramjam", "jsonschema", "kubernetes", "protobuf", "psutil")
-PACKAGES += ("rich", "ruamel.yaml", "safetensors", "typer")
+PACKAGES = ("google-crc32c", "grpcio", "isal", "cramjam", "jsonschema", "protobuf", "psutil", "rich", "ruamel.yaml")
+PACKAGES += ("safetensors", "typer")
+"""What jobs of programs need on this machine: all that EDL requires, but for the clients of Kubernetes and Docker."""
 
 SYSTEM_PYTHON = "/usr/bin/python3"
 FIND_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
-HAS_TORCH = subprocess.run([SYSTEM_PYTHON, "-c", FIND_TORCH], capture_output=True, check=False).returncode == 0
-needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="the system's Python has no PyTorch (Debian: python3-torch)")
+
+
+def require_torch(python: str = SYSTEM_PYTHON) -> None:
+    """End the test if that Python has no PyTorch: it is skipped, and with ``EDL_REQUIRE_TORCH=1`` fails."""
+    if Path(python).exists() and subprocess.run([python, "-c", FIND_TORCH], check=False).returncode == 0:
+        return
+    reason = "the system's Python has no PyTorch: apt-get install python3-torch"
+    if os.environ.get("EDL_REQUIRE_TORCH") == "1":
+        pytest.fail(reason)
+    pytest.skip(reason)
 
 
 def make_environment(folder: Path, python: str, *packages: str, system_packages: bool = False) -> Path:
     """Make an environment with the package index of this machine; returns its Python, beside which ``edl`` is."""
     options = ["--system-site-packages"] if system_packages else []
-    subprocess.run([python, "-m", "venv", *options, folder], check=True)
+    subprocess.run([python, "-m", "venv", "--without-pip", *options, folder], check=True)
     found = folder / "bin" / "python"
-    # Python compiles what a program imports; compiling all of JAX takes minutes on a busy machine.
-    install = [found, "-m", "pip", "install", "-q", "--no-compile", *PACKAGES, *packages]
-    subprocess.run(install, check=True, timeout=800)
+    install_packages(found, *PACKAGES, *packages)
     command = folder / "bin" / "edl"
     command.write_text(
         f"#!{found}\nimport sys\nsys.path.insert(0, {str(PLATFORM)!r})\n"
@@ -33,6 +41,14 @@ def make_environment(folder: Path, python: str, *packages: str, system_packages:
     )
     command.chmod(0o755)
     return found
+
+
+def install_packages(python: Path, *packages: str) -> None:
+    """Install packages into the environment of that Python."""
+    # pip is that of this process: Debian's Python has none without another package, and to install it takes seconds.
+    # Python compiles what a program imports; compiling all of JAX takes minutes on a busy machine.
+    install = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-compile", *packages]
+    subprocess.run(install, check=True, timeout=800)
 
 
 def use_environment(python: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,10 @@ CONFTEST = Path(__file__).parents[1] / "conftest.py"
 MARKS = """
 [tool.pytest.ini_options]
 addopts = "--strict-markers"
-markers = ["first_cases(n)", "repetition", "examples", "tensorflow", "faults", "install", "jobs", "native", "thorough"]
+markers = [
+  "first_cases(n)", "in_third(n)", "repetition", "thorough", "examples",
+  "tensorflow", "faults", "install", "jobs", "native",
+]
 """
 MODULE = """
 import pytest
@@ -108,3 +111,21 @@ def test_a_mark_in_another_folder_is_refused(project: pytest.Pytester) -> None:
     result = project.runpytest_inprocess("-p", "no:xdist", "--collect-only")
     result.stderr.fnmatch_lines(["*test_job is marked jobs: it belongs into platform/tests/jobs"])
     assert result.ret == pytest.ExitCode.USAGE_ERROR
+
+
+def test_a_mark_says_in_which_third_a_test_or_a_case_runs(project: pytest.Pytester) -> None:
+    project.makepyfile(
+        test_cases="""
+import pytest
+
+@pytest.mark.in_third(1)
+@pytest.mark.repetition
+def test_one(): ...
+
+@pytest.mark.repetition
+@pytest.mark.parametrize("case", [pytest.param(third, marks=pytest.mark.in_third(third)) for third in range(3)])
+def test_in_each(case): ...
+"""
+    )
+    thirds = [collected(project, "-m", "repetition", "--third", str(number)) for number in range(3)]
+    assert thirds == [["test_in_each[0]"], ["test_one", "test_in_each[1]"], ["test_in_each[2]"]]
