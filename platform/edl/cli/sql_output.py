@@ -12,7 +12,8 @@ from edl.reporting.terminal_text import to_single_line
 from edl.reporting.text_table import StatusLine, align_columns
 from edl.sql_jobs.column_plan import ColumnPlan, ColumnUse, LabelKind
 from edl.sql_jobs.job_settings import ESTIMATORS, TrainingSettings
-from edl.sql_jobs.model_registry import describe_model
+from edl.sql_jobs.later_trainings import LEAST_GAIN, REFIT_JOB_FILE
+from edl.sql_jobs.model_registry import ModelDescription, describe_model
 from edl.sql_jobs.permutation_importance import SCORES
 from edl.sql_jobs.prepared_rows import PreparedRows
 from edl.sql_jobs.statement_runner import (
@@ -53,6 +54,7 @@ class TerminalObserver(Observer):
         self._is_terminal = sys.stderr.isatty()
         self._next = 0.0
         self._rows = 0
+        self._training = "training"
 
     def __enter__(self) -> Self:
         return self
@@ -81,10 +83,13 @@ class TerminalObserver(Observer):
         self._show("")
         print("\n".join(plan_lines(plan, settings, rows)), flush=True)
 
+    def training(self, text: str) -> None:
+        self._training = text
+
     def job_event(self, event: Mapping[str, Any]) -> None:
         if event.get("event") == "status" and event.get("phase") == "Training":
             loss = event.get("loss")
-            text = f"training: epoch {event['epoch']} of {event['epochs']}, step {event['step']:,}"
+            text = f"{self._training}: epoch {event['epoch']} of {event['epochs']}, step {event['step']:,}"
             self._show(text + (f", loss {loss:.4g}" if loss is not None else ""))
         elif event.get("event") == "evaluation_ended":
             metrics = ", ".join(f"{name} {value:.4g}" for name, value in event["metrics"].items())
@@ -117,6 +122,7 @@ def plan_lines(plan: ColumnPlan, settings: TrainingSettings, rows: PreparedRows)
         f"{rows.training:,} rows to train on, {rows.validation:,} for validation (chosen by a hash of the row)",
         f"label {label.name}: {label.kind}, because {label.reason}",
         f"model {settings.estimator}: {settings.reason}",
+        *_later_lines(settings, rows),
         "",
     ]
     # What is dropped first, where not all can be shown.
@@ -139,17 +145,50 @@ def plan_lines(plan: ColumnPlan, settings: TrainingSettings, rows: PreparedRows)
     return [*lines, ""]
 
 
+def _later_lines(settings: TrainingSettings, rows: PreparedRows) -> list[str]:
+    """What trains after the first training of a small table, or why nothing does."""
+    if not settings.refits:
+        return [f"no training on all rows afterwards: {settings.refit_reason}"] if settings.refit_reason else []
+    compared = (
+        [
+            "a linear model trains, too; the network is kept if it makes the log-likelihood of the validation rows "
+            f"more than {LEAST_GAIN:g} higher"
+        ]
+        if settings.compares
+        else []
+    )
+    return [
+        *compared,
+        f"when it is measured, the model trains again on all {rows.training + rows.validation:,} rows "
+        "(WITH validation.refit=false: it does not)",
+    ]
+
+
+def _measured_lines(model: ModelDescription) -> list[str]:
+    """What was chosen, and of which training the metrics are."""
+    measured = (
+        f"measured before the model was trained again on all rows, for {model.refit_epochs:,} epochs"
+        if model.refit_epochs
+        else ""
+    )
+    chosen = f"chosen: {model.choice}" if model.choice else ""
+    return [line for line in (measured, chosen) if line]
+
+
 def print_result(result: Result) -> None:
     """Print what a statement returned."""
-    print("\n".join(_result_lines(result)), flush=True)
+    print("\n".join(result_lines(result)), flush=True)
 
 
-def _result_lines(result: Result) -> list[str]:
+def result_lines(result: Result) -> list[str]:
+    """What a statement returned, as text."""
     if isinstance(result, TrainResult):
-        lines = [*plot_history(result.model.history), *metric_lines(result.model.metrics), ""]
+        lines = [*plot_history(result.model.history), *metric_lines(result.model.metrics)]
+        lines += [*_measured_lines(result.model), ""]
         lines.append(f"The model is {result.model.name}@{result.model.version} in {result.model.folder}")
         if result.folder is not None:
-            lines.append(f"It trains again with: cd {result.folder} && edl run job.yaml")
+            again = f" && edl run {REFIT_JOB_FILE}" if result.model.refit_epochs else ""
+            lines.append(f"It trains again with: cd {result.folder} && edl run job.yaml{again}")
         return lines
     if isinstance(result, MetricsResult):
         lines = [f"{result.model.name}@{result.model.version} on {result.rows:,} rows", *metric_lines(result.metrics)]
@@ -224,7 +263,8 @@ def show_train_lines(result: ShowTrainResult) -> list[str]:
         ("estimator", model.estimator),
         ("folder", str(model.folder)),
     ]
-    lines = [*model.statement.splitlines(), "", *align_columns(facts), "", *metric_lines(model.metrics), ""]
+    lines = [*model.statement.splitlines(), "", *align_columns(facts), "", *metric_lines(model.metrics)]
+    lines += [*_measured_lines(model), ""]
     return [*lines, *align_columns([("column", "becomes", "because"), *map(tuple, model.plan)])]
 
 

@@ -24,6 +24,7 @@ from edl.api.job_spec import JobSpec
 from edl.jobfile.loader import dump_job_spec, load_job_file
 from edl.jobfile.strategy_choice import uses_all_reduce
 from edl.sql_jobs.cluster_request import ClusterRequest
+from edl.sql_jobs.job_settings import NOT_ON_A_CLUSTER
 from edl.sql_jobs.model_registry import (
     DESCRIPTION_FILE,
     MODEL_FILE,
@@ -126,9 +127,19 @@ def _prepare_folder(
         registry.check_new(statement.into, replace_model=request.replaces)
         statement = _with_copied_module(statement, request)
         rows = _extract(request, statement, folder)
-        prepared = prepare_train(statement, text, rows, request.database, folder, query_seconds=request.query_seconds)
+        prepared = prepare_train(
+            statement,
+            text,
+            rows,
+            request.database,
+            folder,
+            query_seconds=request.query_seconds,
+            refit_obstacle=NOT_ON_A_CLUSTER,
+        )
         write_description(prepared.model, folder / DESCRIPTION_FILE)
         _print(f"{prepared.counts.training:,} rows to train on, {prepared.counts.validation:,} for validation")
+        if prepared.settings.refit_reason:
+            _print(f"the model does not train again on all rows: {prepared.settings.refit_reason}")
         for name, use, reason in prepared.model.plan:
             _print(f"{name}: {use}, because {reason}")
         named = {name.partition(".")[2] for name in prepared.settings.fields if name.startswith("train.")}

@@ -29,8 +29,9 @@ def run_edl(
     on_event: OnEvent | None = None,
     *,
     needs_database: bool = False,
+    job: str = "job.yaml",
 ) -> dict[str, Any]:
-    """Run a command of EDL on ``job.yaml`` of a folder, and follow it; returns its last line, the summary.
+    """Run a command of EDL on a job file of a folder, and follow it; returns its last line, the summary.
 
     Args:
         verb: ``run``, ``evaluate`` or ``predict``.
@@ -38,12 +39,13 @@ def run_edl(
         arguments: more of them.
         on_event: gets each line as it comes. What it raises ends the job.
         needs_database: the job reads the database, whose address and credentials may be in the environment.
+        job: name of the job file.
 
     Raises:
         BadInputError: the job cannot run.
         JobFailedError: it failed.
     """
-    command = [sys.executable, "-P", "-m", "edl.cli.app", verb, "job.yaml", "--json", *arguments]
+    command = [sys.executable, "-P", "-m", "edl.cli.app", verb, job, "--json", *arguments]
     # Another job has no use for the credentials of the database.
     environment = {
         name: value for name, value in os.environ.items() if needs_database or name not in CREDENTIAL_VARIABLES

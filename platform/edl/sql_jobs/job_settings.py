@@ -1,7 +1,8 @@
 """The job of a statement: what EDL chooses by the size of the data, and what ``WITH`` sets.
 
 ``WITH`` has names of three kinds: ``model.*``, arguments of the model; ``optimizer.*``, its class and arguments; and
-every field of a job file. ``validation.share`` is the share of the rows that are for validation.
+every field of a job file. ``validation.share`` is the share of the rows that are for validation, ``validation.refit``
+says whether the model trains again on all rows.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ _SQLFLOW_NAMES = {
     "train.max_steps": "train.max_steps",
     "model.optimizer": "optimizer.name",
 }
-_WEIGHTS_MATTER_ROWS = 10_000
-"""Of more rows, the weights that are expected are lost in what the rows say."""
+_SMALL_TABLE_ROWS = 10_000
+"""From so many rows on, the weights that are expected are lost in what the rows say, and so are the validation rows."""
 _COMMON = ("learning_rate", "weight_decay", "clipnorm", "clipvalue", "global_clipnorm")
 OPTIMIZERS = {
     "Adam": (*_COMMON, "beta_1", "beta_2", "epsilon", "amsgrad"),
@@ -58,9 +59,12 @@ OPTIMIZERS = {
     "Ftrl": (*_COMMON, "learning_rate_power", "l1_regularization_strength", "l2_regularization_strength"),
 }
 _VALIDATION_SHARE, _VALIDATION_SELECT = "validation.share", "validation.select"
+_REFIT = "validation.refit"
+NOT_ON_A_CLUSTER = "on a cluster a statement is one job"
+"""Why a submitted model does not train again on all rows."""
 _METRICS = {
-    LabelKind.BINARY: ("accuracy", "auc"),
-    LabelKind.CLASSES: ("accuracy",),
+    LabelKind.BINARY: ("accuracy", "auc", "logloss"),
+    LabelKind.CLASSES: ("accuracy", "logloss"),
     LabelKind.NUMBER: ("meanabsoluteerror", "rootmeansquarederror", "r2"),
 }
 """Metrics of the models that are written, as SQLFlow's ``validation.metrics`` names them."""
@@ -82,6 +86,9 @@ class TrainingSettings:
         validation_share: of the rows.
         patience: evaluations without improvement after which training ends.
         fields: of the job file, by dotted name, as ``WITH`` sets them.
+        refits: after the training that is measured, the model trains again on all rows.
+        compares: a linear model is trained, too, and kept unless the network is clearly better.
+        refit_reason: of a small table, why it does not refit.
     """
 
     estimator: str
@@ -91,6 +98,9 @@ class TrainingSettings:
     validation_share: float
     patience: int
     fields: Mapping[str, Attribute] = field(default_factory=dict)
+    refits: bool = False
+    compares: bool = False
+    refit_reason: str = ""
 
 
 def choose_estimator(statement: TrainStatement) -> tuple[str, str]:
@@ -119,8 +129,17 @@ def choose_estimator(statement: TrainStatement) -> tuple[str, str]:
     )
 
 
-def choose_settings(statement: TrainStatement, estimator: str, reason: str, plan: ColumnPlan) -> TrainingSettings:
+def choose_settings(
+    statement: TrainStatement, estimator: str, reason: str, plan: ColumnPlan, refit_obstacle: str = ""
+) -> TrainingSettings:
     """The defaults by the size of the data, with what ``WITH`` sets.
+
+    Args:
+        statement: what is wanted.
+        estimator: see ``choose_estimator``.
+        reason: see ``choose_estimator``.
+        plan: of the columns.
+        refit_obstacle: why the model cannot train again on all rows here; empty: it can.
 
     Raises:
         BadInputError: ``WITH`` has a name or a value that is wrong; names its place.
@@ -130,7 +149,7 @@ def choose_settings(statement: TrainStatement, estimator: str, reason: str, plan
     module = None if estimator in ESTIMATORS else find_user_module(statement, ESTIMATORS)
     if _MODEL_ARGUMENTS.get(estimator):
         parameters = {"hidden": [32, 16] if rows < 2000 else [64, 32] if rows < 100_000 else [128, 64], "dropout": 0.1}
-    if estimator == "dnn" and rows < _WEIGHTS_MATTER_ROWS:
+    if estimator == "dnn" and rows < _SMALL_TABLE_ROWS:
         parameters["l2"] = float(f"{0.5 / max(1, rows):.2g}")
     # A linear model needs no care not to learn the rows by heart, and fewer steps. A network of few rows has l2.
     quick = rows < (1000 if estimator == "dnn" else 10_000)
@@ -147,7 +166,7 @@ def choose_settings(statement: TrainStatement, estimator: str, reason: str, plan
             _check_metrics(attribute, plan)
         elif known == "model.n_classes":
             _check_classes(attribute, plan)
-        elif known == KEY_SETTING or (module is not None and known == ZOO_SETTING):
+        elif known in (KEY_SETTING, _REFIT) or (module is not None and known == ZOO_SETTING):
             continue
         elif section == "model" and rest not in ("keras", "init_from"):
             if module is not None:
@@ -175,9 +194,55 @@ def choose_settings(statement: TrainStatement, estimator: str, reason: str, plan
         if argument not in OPTIMIZERS[name]:
             attribute = statement.attributes[f"optimizer.{argument}"]
             raise _unknown(f"optimizer.{argument}", attribute, [f"optimizer.{each}" for each in OPTIMIZERS[name]], name)
+    no_refit = _find_refit_obstacle(statement, rows, refit_obstacle)
     return TrainingSettings(
-        estimator, reason, parameters, Optimizer(name, arguments), share, 8 if rows < 10_000 else 4, fields
+        estimator,
+        reason,
+        parameters,
+        Optimizer(name, arguments),
+        share,
+        8 if rows < 10_000 else 4,
+        fields,
+        refits=no_refit is None,
+        compares=no_refit is None and statement.estimator is None,
+        refit_reason=(no_refit or "") if rows < _SMALL_TABLE_ROWS else "",
     )
+
+
+def _find_refit_obstacle(statement: TrainStatement, rows: int, here: str) -> str | None:
+    """Why the model does not train again on all rows; None: it does.
+
+    Raises:
+        BadInputError: ``validation.refit`` is neither true nor false, or true where it cannot be.
+    """
+    given = statement.attributes
+    wanted = given.get(_REFIT)
+    if wanted is not None and not isinstance(wanted.value, bool):
+        raise statement_error(f"{_REFIT} is true or false", wanted.place)
+    obstacle = here or (f"{_VALIDATION_SELECT} names rows of their own" if _VALIDATION_SELECT in given else "")
+    if choose_estimator(statement)[0] not in ESTIMATORS:
+        obstacle = obstacle or "a module of yours has callbacks of its own"
+    if wanted is not None:
+        if wanted.value and obstacle:
+            raise statement_error(f"{_REFIT} is not possible: {obstacle}", wanted.place, f"leave out {_REFIT}")
+        return None if wanted.value else f"{_REFIT} is false"
+    if obstacle:
+        return obstacle
+    if rows >= _SMALL_TABLE_ROWS:
+        return "there are many rows"
+    named = next(
+        (name for name in given if _SQLFLOW_NAMES.get(name, name) in ("train.epochs", "train.max_steps")), None
+    )
+    return None if named is None else f"{named} is set"
+
+
+def refuse_refit(statement: TrainStatement) -> None:
+    """Refuse ``validation.refit=true`` of a statement for a cluster, before it is submitted.
+
+    Raises:
+        BadInputError: it is true, or no truth value.
+    """
+    _find_refit_obstacle(statement, 0, NOT_ON_A_CLUSTER)
 
 
 def job_fields(attributes: Mapping[str, Attribute]) -> dict[str, Any]:
@@ -191,7 +256,11 @@ def job_fields(attributes: Mapping[str, Attribute]) -> dict[str, Any]:
         known = _SQLFLOW_NAMES.get(written, written)
         section, _, rest = known.partition(".")
         is_model = section == "model" and rest not in ("keras", "init_from")
-        if known not in (_VALIDATION_SHARE, KEY_SETTING, "optimizer.name") and section != "optimizer" and not is_model:
+        if (
+            known not in (_VALIDATION_SHARE, _REFIT, KEY_SETTING, "optimizer.name")
+            and section != "optimizer"
+            and not is_model
+        ):
             _check_field(written, known, attribute)
             fields[known] = _plain(attribute.value)
     return fields
@@ -280,7 +349,15 @@ def _check_field(written: str, name: str, attribute: Attribute) -> None:
     # Below a field of free names, such as pod.env.X, everything may be a name.
     if any(name == each or (each.endswith(".*") and name.startswith(each[:-1])) for each in known):
         return
-    choices = [*known, "model.hidden", "model.dropout", "optimizer.name", "optimizer.learning_rate", _VALIDATION_SHARE]
+    choices = [
+        *known,
+        "model.hidden",
+        "model.dropout",
+        "optimizer.name",
+        "optimizer.learning_rate",
+        _VALIDATION_SHARE,
+        _REFIT,
+    ]
     near = get_close_matches(name, choices, 1) or [each for each in choices if each.rpartition(".")[2] == name][:1]
     hint = f"did you mean {near[0]}? " if near else ""
     raise statement_error(
@@ -354,7 +431,8 @@ def job_document(name: str, plan: ColumnPlan, settings: TrainingSettings, label:
             "evaluation_steps": steps,
         },
         "strategy": {"name": "Local"},
-        "export": {"path": "export"},
+        # The model that is kept comes from the second training, if there is one.
+        "export": {"path": "measured" if settings.refits else "export"},
     }
     for field_name, attribute in settings.fields.items():
         set_field(document, field_name, _plain(attribute.value))

@@ -476,15 +476,17 @@ def _dnn(plan: ColumnPlan, given: str) -> str:
     last = 'layers.Dense(OUTPUTS, kernel_initializer="zeros", kernel_regularizer=small)'
     return (
         "def custom_model(hidden=(64, 32), dropout=0.1, l2=0.0):\n"
-        f'    """A network beside a linear model. Both begin with zeros: of few rows, the mean is learnt first.\n\n'
-        "    The loss grows by l2 times the sum of squared weights. With 0.5 / rows, weights are expected from a\n"
-        '    normal distribution of deviation 1, as LogisticRegression of scikit-learn does.\n    """\n'
+        f'    """A network beside a linear model; without hidden layers, the linear model alone.\n\n'
+        "    Both begin with zeros: of few rows, the mean is learnt first. The loss grows by l2 times the sum of\n"
+        "    squared weights. With 0.5 / rows, weights are expected from a normal distribution of deviation 1, as\n"
+        '    LogisticRegression of scikit-learn does.\n    """\n'
         f"{given}"
         "    small = keras.regularizers.L2(l2) if l2 else None\n"
         f"    x = features = layers.Concatenate()(encode(given))\n{_hidden(', kernel_regularizer=small')}"
-        f"    network = {last}(x)\n"
-        f"    linear = {last}(features)\n"
-        f"    return keras.Model(given, {_output(plan, 'network + linear')})\n"
+        f"    total = {last}(features)\n"
+        "    if hidden:\n"
+        f"        total = {last}(x) + total\n"
+        f"    return keras.Model(given, {_output(plan, 'total')})\n"
     )
 
 
@@ -553,10 +555,16 @@ def _training(plan: ColumnPlan, optimizer: Optimizer, patience: int) -> str:
         )
     elif label.kind is LabelKind.BINARY:
         loss = 'loss = "binary_crossentropy"\n'
-        metrics = '        "accuracy": keras.metrics.BinaryAccuracy(),\n        "auc": keras.metrics.AUC(),\n'
+        metrics = (
+            '        "accuracy": keras.metrics.BinaryAccuracy(),\n        "auc": keras.metrics.AUC(),\n'
+            '        "log_loss": keras.metrics.BinaryCrossentropy(),\n'
+        )
     else:
         loss = 'loss = "sparse_categorical_crossentropy"\n'
-        metrics = '        "accuracy": keras.metrics.SparseCategoricalAccuracy(),\n'
+        metrics = (
+            '        "accuracy": keras.metrics.SparseCategoricalAccuracy(),\n'
+            '        "log_loss": keras.metrics.SparseCategoricalCrossentropy(),\n'
+        )
     weights = ""
     if label.class_weights:
         entries = ", ".join(f"{number}: {weight:g}" for number, weight in label.class_weights.items())

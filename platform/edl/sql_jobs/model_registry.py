@@ -62,6 +62,8 @@ class ModelDescription:
         plan: column, use and reason.
         stream: ``snapshot`` if the rows stayed in the database and were read in one state of it, ``inconsistent`` if
             they may be of several; empty: they were read once.
+        choice: of a network or a linear model, with its reason; empty: there was none.
+        refit_epochs: of the training on all rows after the metrics were measured; 0: there was none.
         folder: of this version.
     """
 
@@ -84,6 +86,8 @@ class ModelDescription:
     history: Sequence[tuple[int, Mapping[str, float]]]
     plan: Sequence[tuple[str, str, str]]
     stream: str = ""
+    choice: str = ""
+    refit_epochs: int = 0
     folder: Path = Path()
 
     @property

@@ -412,18 +412,24 @@ def write_stream(
         "kind": kind.name,
     }
     (own / _DESCRIPTION_FILE).write_text(json.dumps(description), encoding="utf-8")
-    for name, chosen in (("training", ~validation), ("validation", validation)):
+    chosen_rows = {"training": ~validation, "validation": validation, "all": np.ones_like(validation)}
+    for name, chosen in chosen_rows.items():
         np.save(own / f"{name}.npy", np.packbits(chosen))
     (folder / f"{STREAM_MODULE}.py").write_text(_MODULE, encoding="utf-8")
     count = int(validation.sum())
     return PreparedRows(rows.rows - count, count)
 
 
-def stream_settings() -> list[str]:
-    """Arguments of ``edl run`` for a job that reads what ``write_stream`` wrote."""
+def stream_settings(*, has_validation: bool = True) -> list[str]:
+    """Arguments of ``edl run`` for a job that reads what ``write_stream`` wrote.
+
+    Args:
+        has_validation: validation rows are held back; otherwise the job trains on all rows.
+    """
+    paths = {"data.training": "training.npy", "data.validation": "validation.npy"}
     fields = {
-        "data.training": f"{_FOLDER}/training.npy",
-        "data.validation": f"{_FOLDER}/validation.npy",
+        **({name: f"{_FOLDER}/{file}" for name, file in paths.items()} if has_validation else {}),
+        **({} if has_validation else {"data.training": f"{_FOLDER}/all.npy"}),
         "model.functions.custom_data_reader": f"{STREAM_MODULE}.custom_data_reader",
     }
     return [word for name, value in fields.items() for word in ("--set", f"{name}={value}")]

@@ -30,6 +30,7 @@ from edl.sql_jobs.job_settings import (
     find_validation_query,
     job_document,
 )
+from edl.sql_jobs.later_trainings import ANNEALED_MODULE, REFIT_JOB_FILE, write_annealed
 from edl.sql_jobs.model_inputs import ModelInputs, choose_inputs
 from edl.sql_jobs.model_module import VOCABULARY_FILE, write_module
 from edl.sql_jobs.model_registry import MODEL_FILE, ModelDescription
@@ -57,7 +58,7 @@ from edl.sql_jobs.user_module import COLUMNS_MODULE, find_user_module
 
 LEAST_ROWS = 2
 _PROBABILITIES = "predict.probabilities"
-_MODULE_FILES = ("model.py", "job.yaml", VOCABULARY_FILE)
+_MODULE_FILES = ("model.py", "job.yaml", VOCABULARY_FILE, f"{ANNEALED_MODULE}.py", REFIT_JOB_FILE)
 _KIND_GROUPS = {"number": "a number", "integer": "a number", "boolean": "a number", "text": "text", "date": "a time"}
 
 
@@ -88,6 +89,7 @@ def prepare_train(
     folder: Path,
     *,
     query_seconds: float | None = None,
+    refit_obstacle: str = "",
 ) -> PreparedTraining:
     """Plan a model for the rows, and write module, job file and data. Extracted rows are removed.
 
@@ -99,6 +101,7 @@ def prepare_train(
         database: its address, which is stored with the model.
         folder: gets the files.
         query_seconds: what ``validation.select`` may take in the database; None: no limit.
+        refit_obstacle: why the model cannot train again on all rows here; empty: it can.
 
     Raises:
         BadInputError: the statement does not fit the rows; names the place in it.
@@ -113,7 +116,7 @@ def prepare_train(
     plan = plan_columns(collect_facts(files, label), statement.label)
     plan = override_columns(plan, statement.columns, estimator)
     check_features(plan, statement.label)
-    settings = choose_settings(statement, estimator, reason, plan)
+    settings = choose_settings(statement, estimator, reason, plan, refit_obstacle)
     inputs = choose_inputs(plan, may_be_wide=estimator in ESTIMATORS)
     kind = plan.label.kind
     model = _describe_model(statement, text, rows, database, label, estimator, plan, inputs)
@@ -144,6 +147,21 @@ def prepare_train(
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content, encoding="utf-8")
     return PreparedTraining(plan, settings, counts, document, model)
+
+
+def write_job(folder: Path, name: str, document: Mapping[str, Any], rate: float, epochs: int) -> None:
+    """Write a job file of a later training, and the module that its model is in.
+
+    Args:
+        folder: with ``model.py``.
+        name: of the job file.
+        document: its content.
+        rate: learning rate at the beginning.
+        epochs: after which it would be zero.
+    """
+    module = (folder / "model.py").read_text(encoding="utf-8")
+    (folder / f"{ANNEALED_MODULE}.py").write_text(write_annealed(module, rate, epochs), encoding="utf-8")
+    (folder / name).write_text(dump_job(document), encoding="utf-8")
 
 
 def _describe_model(

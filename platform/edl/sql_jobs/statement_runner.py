@@ -24,6 +24,17 @@ from edl.sql_jobs.column_plan import ColumnPlan
 from edl.sql_jobs.edl_process import run_edl
 from edl.sql_jobs.exported_snapshot import export_snapshot
 from edl.sql_jobs.job_settings import TrainingSettings, choose_estimator, find_validation_query
+from edl.sql_jobs.later_trainings import (
+    LEAST_GAIN,
+    LINEAR_JOB_FILE,
+    LINEAR_RATE,
+    REFIT_JOB_FILE,
+    count_epochs,
+    describe_choice,
+    find_gain,
+    linear_document,
+    refit_document,
+)
 from edl.sql_jobs.model_registry import MODEL_FILE, ModelDescription, ModelRegistry
 from edl.sql_jobs.parquet_parts import NoRowsError
 from edl.sql_jobs.permutation_importance import ColumnImportance, importance_table, score_permutations
@@ -32,6 +43,7 @@ from edl.sql_jobs.prepared_rows import PreparedRows
 from edl.sql_jobs.query_extraction import ExtractedRows
 from edl.sql_jobs.row_stream import RowOrigin, StreamedRows, stream_settings
 from edl.sql_jobs.statement_folders import (
+    PreparedTraining,
     check_target,
     extract_rows,
     metrics_table,
@@ -44,6 +56,7 @@ from edl.sql_jobs.statement_folders import (
     stream_rows,
     take_probabilities,
     with_predictions,
+    write_job,
     write_result,
 )
 from edl.sql_jobs.statement_parser import statement_error
@@ -84,6 +97,9 @@ class Observer:
 
     def planned(self, plan: ColumnPlan, settings: TrainingSettings, rows: PreparedRows) -> None:
         """The plan of a training, before it begins."""
+
+    def training(self, text: str) -> None:
+        """A further training of the statement begins."""
 
     def job_event(self, event: Mapping[str, Any]) -> None:
         """A line of ``edl run --json`` and its like."""
@@ -259,9 +275,8 @@ class StatementRunner:
                 statement, text, found.rows, self.database or "", folder, query_seconds=self.query_seconds
             )
             self.observer.planned(prepared.plan, prepared.settings, prepared.counts)
-            history, metrics = self._run_training(folder, found)
-            model = replace(prepared.model, metrics=metrics, history=history, stream=found.stream)
-            saved = self.registry.save(model, model_files(folder, folder / str(prepared.document["export"]["path"])))
+            model = replace(self._run_trainings(folder, found, prepared), stream=found.stream)
+            saved = self.registry.save(model, model_files(folder, folder / "export"))
         return TrainResult(saved, self.export)
 
     def _find_rows(self, statement: TrainStatement, folder: Path) -> AbstractContextManager[_FoundRows]:
@@ -294,10 +309,51 @@ class StatementRunner:
             stream = STREAM_SNAPSHOT if snapshot.is_consistent else STREAM_INCONSISTENT
             yield _FoundRows(rows, stream, snapshot.check)
 
+    def _run_trainings(self, folder: Path, found: _FoundRows, prepared: PreparedTraining) -> ModelDescription:
+        """Train what is in a folder, of a small table several times; returns the model with what was measured."""
+        settings, document, rows = prepared.settings, prepared.document, prepared.counts
+        if not settings.refits:
+            kept = self._run_training(folder, found)
+            return replace(prepared.model, metrics=kept.metrics, history=kept.history)
+        kept = self._run_training(folder, found, exports=False)
+        most = int(document["train"]["epochs"])
+        epochs = count_epochs(kept.history, kept.records_done, rows.training, most)
+        rate, choice = float(str(settings.optimizer.arguments["learning_rate"])), ""
+        if settings.compares:
+            linear = linear_document(document, rows.training)
+            own_epochs = int(linear["train"]["epochs"])
+            write_job(folder, LINEAR_JOB_FILE, linear, LINEAR_RATE, own_epochs)
+            self.observer.training("training a linear model")
+            other = self._run_training(folder, found, LINEAR_JOB_FILE, exports=False)
+            (folder / LINEAR_JOB_FILE).unlink()
+            gain = find_gain(prepared.plan.label.kind, rows.validation, other.metrics, kept.metrics)
+            choice = describe_choice(gain)
+            if not gain > LEAST_GAIN:
+                kept, document, rate, epochs = other, {**linear, "name": document["name"]}, LINEAR_RATE, own_epochs
+                write_job(folder, "job.yaml", document, rate, epochs)
+        write_job(folder, REFIT_JOB_FILE, refit_document(document, epochs), rate, epochs)
+        self.observer.training("training on all rows")
+        self._run_training(folder, found, REFIT_JOB_FILE, has_validation=False)
+        return replace(prepared.model, metrics=kept.metrics, history=kept.history, choice=choice, refit_epochs=epochs)
+
     def _run_training(
-        self, folder: Path, found: _FoundRows
-    ) -> tuple[list[tuple[int, dict[str, float]]], dict[str, float]]:
-        """Train what is in a folder; returns the evaluations by step, and the metrics at the end."""
+        self,
+        folder: Path,
+        found: _FoundRows,
+        job: str = "job.yaml",
+        *,
+        exports: bool = True,
+        has_validation: bool = True,
+    ) -> _Training:
+        """Run a job of a folder.
+
+        Args:
+            folder: of the statement.
+            found: its rows.
+            job: name of the job file.
+            exports: the model is kept.
+            has_validation: validation rows are held back.
+        """
         history = list[tuple[int, dict[str, float]]]()
         next_check = time.monotonic() + _SNAPSHOT_SECONDS
 
@@ -310,13 +366,15 @@ class StatementRunner:
                 history.append((int(event["step"]), dict(event["metrics"])))
             self.observer.job_event(event)
 
+        arguments = [] if exports else ["--set", "export=null"]
         if found.stream:
-            summary = run_edl("run", folder, stream_settings(), follow, needs_database=True)
+            arguments += stream_settings(has_validation=has_validation)
+        summary = run_edl("run", folder, arguments, follow, needs_database=bool(found.stream), job=job)
+        if found.stream:
             # Whatever was read after the snapshot was lost would be of another state.
             found.check()
-        else:
-            summary = run_edl("run", folder, on_event=follow)
-        return history, dict(summary.get("metrics") or (history[-1][1] if history else {}))
+        metrics = dict(summary.get("metrics") or (history[-1][1] if history else {}))
+        return _Training(history, metrics, int(summary.get("records_done", 0)))
 
     # -- models that exist -----------------------------------------------------------------------
 
@@ -462,6 +520,21 @@ class _FoundRows:
     rows: ExtractedRows | StreamedRows
     stream: str = ""
     check: Callable[[], object] = lambda: None
+
+
+@dataclass(frozen=True, slots=True)
+class _Training:
+    """What a training said.
+
+    Attributes:
+        history: step and metrics of each evaluation.
+        metrics: at the end.
+        records_done: over all epochs.
+    """
+
+    history: list[tuple[int, dict[str, float]]]
+    metrics: dict[str, float]
+    records_done: int
 
 
 @contextmanager

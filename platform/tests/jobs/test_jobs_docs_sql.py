@@ -57,9 +57,15 @@ def test_the_page_runs_on_a_laptop(tmp_path: Path) -> None:
         assert f"{name}@1" in said
     run(f"{export} && {follow}", folder=tmp_path, env=env, seconds=SECONDS)
     stored = json.loads((tmp_path / ".edl/models/my_income_model/1/model.json").read_text(encoding="utf-8"))
-    (summary,) = (tmp_path / "income" / ".edl" / "local").glob("*/r2/summary.json")
-    again = json.loads(summary.read_text(encoding="utf-8"))["metrics"]
+    runs = tmp_path / "income" / ".edl" / "local"
+    again = json.loads((runs / "my-income-model" / "r2" / "summary.json").read_text(encoding="utf-8"))["metrics"]
     assert again == pytest.approx(stored["metrics"], abs=1e-6), "the folder trains the same"
+    assert stored["refit_epochs"]
+    first, second = (
+        json.loads((runs / "my-income-model-refit" / run / "summary.json").read_text(encoding="utf-8"))["records_done"]
+        for run in ("r1", "r2")
+    )
+    assert first == second == stored["refit_epochs"] * stored["rows"], "all rows, in each epoch"
 
     cells = [each for each in fences("text") if each.startswith("%")]
     assert [each.split()[0] for each in cells] == ["%load_ext", "%%edl"]

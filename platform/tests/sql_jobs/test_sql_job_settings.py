@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ from edl.api.errors import BadInputError
 from edl.jobfile.loader import load_job_file
 from edl.sql_jobs.column_plan import ColumnFacts, ColumnPlan, plan_columns
 from edl.sql_jobs.job_settings import (
+    NOT_ON_A_CLUSTER,
     TrainingSettings,
     choose_estimator,
     choose_settings,
     dump_job,
     job_document,
     job_name,
+    refuse_refit,
 )
 from edl.sql_jobs.statements import TrainStatement
 
@@ -138,3 +141,52 @@ def test_what_with_cannot_set_is_refused_at_its_place(clauses: str, said: str) -
 )
 def test_jobs_have_names_that_kubernetes_takes(model: str, job: str) -> None:
     assert job_name(model) == job
+
+
+@pytest.mark.parametrize(
+    ("clauses", "rows", "refits", "reason"),
+    [
+        ("", 9_999, True, ""),
+        ("", 10_000, False, ""),
+        ("TO TRAIN linear", 100, True, ""),
+        ("TO TRAIN dnn WITH validation.refit=true", 10_000, True, ""),
+        ("TO TRAIN dnn WITH validation.refit=false", 100, False, "validation.refit is false"),
+        ("TO TRAIN dnn WITH train.epoch=3", 100, False, "train.epoch is set"),
+        ("TO TRAIN dnn WITH train.max_steps=3", 100, False, "train.max_steps is set"),
+        ("TO TRAIN dnn WITH train.epochs=3, validation.refit=true", 100, True, ""),
+        ("TO TRAIN dnn WITH validation.select='SELECT 1'", 100, False, "validation.select names rows of their own"),
+    ],
+)
+def test_a_small_table_trains_again_on_all_rows(clauses: str, rows: int, *, refits: bool, reason: str) -> None:
+    settings, document = choose(clauses, rows)
+    assert (settings.refits, settings.refit_reason) == (refits, reason)
+    # Only where nobody has named a model.
+    assert settings.compares == (refits and not clauses)
+    assert document["export"]["path"] == ("measured" if refits else "export")
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("validation.refit=1", "validation.refit is true or false"),
+        ("validation.refit=true, validation.select='SELECT 1'", "not possible: validation.select names rows"),
+        ("validation.refitt=true", "no setting validation.refitt.*did you mean validation.refit?"),
+    ],
+)
+def test_a_wrong_wish_to_train_again_is_refused_at_its_place(setting: str, said: str) -> None:
+    with pytest.raises(BadInputError) as error:
+        choose(f"TO TRAIN dnn WITH {setting}")
+    assert "line 1, column 35" in str(error.value.where)
+    assert re.search(said, f"{error.value} {error.value.hint}", re.DOTALL)
+
+
+def test_a_cluster_does_not_train_again_and_refuses_the_wish() -> None:
+    (statement,) = parse_statements("SELECT * FROM t TO TRAIN dnn WITH validation.refit=true LABEL y INTO m")
+    assert isinstance(statement, TrainStatement)
+    with pytest.raises(BadInputError, match="not possible: on a cluster a statement is one job") as error:
+        refuse_refit(statement)
+    assert "line 1, column 35" in str(error.value.where)
+    plain = replace(statement, attributes={})
+    refuse_refit(plain)
+    settings = choose_settings(plain, "dnn", "", make_plan(plain, 100), NOT_ON_A_CLUSTER)
+    assert (settings.refits, settings.refit_reason) == (False, NOT_ON_A_CLUSTER)

@@ -285,6 +285,22 @@ def test_texts_of_the_data_and_of_the_query_stay_data(tmp_path: Path) -> None:
     assert "s7" in json.loads(written.files["vocabularies.json"])["street"]
 
 
+@pytest.mark.tensorflow
+def test_without_hidden_layers_the_network_is_a_linear_model(tmp_path: Path) -> None:
+    import keras
+
+    written = write(tmp_path, "LABEL binary")
+    module = load(written)
+    sizes = {
+        len(hidden): [
+            each.units for each in module.custom_model(hidden=hidden).layers if type(each) is keras.layers.Dense
+        ]
+        for hidden in ((), (8, 4))
+    }
+    assert sizes[0] == [1]
+    assert sorted(sizes[2]) == [1, 1, 4, 8]
+
+
 def test_rare_classes_weigh_more_in_the_module(tmp_path: Path) -> None:
     columns = make_columns()
     columns["binary"] = ["yes" if at < 40 else "no" for at in range(ROWS)]

@@ -130,7 +130,9 @@ def make_tables() -> None:
                 connection.executemany(f"INSERT INTO {schema}.{table} VALUES ({marks})", part)
 
 
-def run_edl(verb: str, folder: Path, arguments: Sequence[str] = (), on_event: Any = None) -> Mapping[str, Any]:
+def run_edl(
+    verb: str, folder: Path, arguments: Sequence[str] = (), on_event: Any = None, **options: object
+) -> Mapping[str, Any]:
     if verb == "predict":
         rows = pq.read_table(folder / "data").num_rows
         (folder / "predictions").mkdir()
@@ -139,7 +141,7 @@ def run_edl(verb: str, folder: Path, arguments: Sequence[str] = (), on_event: An
         )
         return {}
     assert pq.read_table(folder / "data" / "validation").num_rows > 0
-    (folder / "export").mkdir()
+    (folder / "export").mkdir(exist_ok=True)
     (folder / "export" / "model.keras").write_text("weights", encoding="utf-8")
     return {"metrics": {"loss": 0.25}}
 

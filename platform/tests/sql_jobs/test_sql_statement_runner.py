@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from ruamel.yaml import YAML
 
 from edl.api.errors import BadInputError, JobFailedError, StorageError
+from edl.cli.sql_output import result_lines, show_train_lines
 from edl.sql_jobs import statement_runner
 from edl.sql_jobs.model_registry import ModelRegistry
 from edl.sql_jobs.statement_parser import parse_with_texts
@@ -40,21 +42,43 @@ class FakeJobs:
 
     def __init__(self) -> None:
         self.verbs = list[str]()
+        self.documents = list[tuple[str, dict[str, Any], str]]()
+        self.losses = {"job.yaml": 0.25, "linear.yaml": 0.75}
         self.fails = False
         self.writes_module = True
 
     def run(
-        self, verb: str, folder: Path, arguments: Sequence[str] = (), on_event: Any = lambda event: None
+        self,
+        verb: str,
+        folder: Path,
+        arguments: Sequence[str] = (),
+        on_event: Any = lambda event: None,
+        *,
+        needs_database: bool = False,
+        job: str = "job.yaml",
     ) -> Mapping[str, Any]:
+        assert not needs_database
         self.verbs.append(verb)
         if self.fails:
             raise JobFailedError("edl run failed")
         if verb == "run":
-            (folder / "export").mkdir()
-            (folder / "export" / "model.keras").write_text("weights", encoding="utf-8")
-            assert (folder / "job.yaml").exists()
+            document = YAML(typ="safe").load(folder / job)
+            annealed = folder / "annealed.py"
+            self.documents.append((job, document, annealed.read_text(encoding="utf-8") if annealed.exists() else ""))
+            if "export=null" not in arguments:
+                exported = folder / document["export"]["path"]
+                exported.mkdir()
+                (exported / "model.keras").write_text(f"weights of {job}", encoding="utf-8")
             assert (folder / "model.py").exists() == self.writes_module
-        if verb in ("run", "evaluate"):
+            if "validation" not in document["data"]:
+                return {}
+            # Two epochs of 8 steps, of which the first one is the best.
+            named = "log_loss" if "classes" in document["data"]["schema"] else "root_mean_squared_error"
+            metrics = {"loss": self.losses[job], named: self.losses[job], "accuracy": 0.9}
+            for step, more in ((8, 0.0), (16, 0.5)):
+                on_event({"event": "evaluation_ended", "step": step, "metrics": {**metrics, "loss": more}})
+            return {"metrics": metrics, "records_done": 480}
+        if verb == "evaluate":
             on_event({"event": "evaluation_ended", "step": 5, "metrics": {"loss": 0.25, "accuracy": 0.9}})
             return {"metrics": {"loss": 0.25, "accuracy": 0.9}}
         ages = pq.read_table(folder / "data")["age"].to_numpy()
@@ -98,7 +122,7 @@ def test_a_statement_trains_and_stores_a_model_with_what_it_wants(jobs: FakeJobs
     assert model.statement == TRAIN
     assert [each.column for each in model.inputs] == ["age", "home town"]
     assert {name: use for name, use, _ in model.plan}["one"] == "dropped"
-    assert model.metrics == {"loss": 0.25, "accuracy": 0.9}
+    assert model.metrics == {"loss": 0.25, "log_loss": 0.25, "accuracy": 0.9}
     assert len(model.digest) == 64
     assert (model.folder / "model.py").exists()
     assert list(Path(".edl/sql").iterdir()) == []  # neither rows nor runs stay
@@ -200,7 +224,7 @@ def test_a_table_that_exists_is_refused_before_the_job_or_replaced(jobs: FakeJob
             run(text)
         assert f"line 1, column {column}" in str(error.value.where)
         assert "--replace" in str(error.value.hint)
-    assert jobs.verbs == ["run"]
+    assert jobs.verbs == ["run"] * 3
     assert isinstance(run(predict, replaces=True), PredictResult)
 
 
@@ -230,6 +254,66 @@ def test_an_export_has_module_job_and_data(jobs: FakeJobs, tmp_path: Path) -> No
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"model.py", "job.yaml", "data", "export"}
     with pytest.raises(BadInputError, match="is there already"):
         run("SELECT * FROM people LABEL rich INTO n", export=tmp_path / "out")
+
+
+@pytest.mark.parametrize(("linear_loss", "network_is_kept"), [(0.25 + 5.1 / 60, True), (0.25 + 4.9 / 60, False)])
+def test_the_model_that_is_clearly_better_or_simpler_trains_again_on_all_rows(
+    jobs: FakeJobs, tmp_path: Path, linear_loss: float, *, network_is_kept: bool
+) -> None:
+    jobs.losses["linear.yaml"] = linear_loss
+    trained = run(TRAIN, export=tmp_path / "out")
+    assert isinstance(trained, TrainResult)
+    (_, network, _), (_, linear, at_high_rate), (_, refit, annealed) = jobs.documents
+    assert [job for job, _, _ in jobs.documents] == ["job.yaml", "linear.yaml", "refit.yaml"]
+    assert linear["model"]["params"] == {**network["model"]["params"], "hidden": []}
+    assert linear["data"] == network["data"]
+    assert "RATE, EPOCHS = 0.05, 375" in at_high_rate  # 3,000 steps
+    assert refit["data"]["training"] == ["data/training", "data/validation"]
+    assert "validation" not in refit["data"]
+    assert "evaluation_steps" not in refit["train"]
+    kept = network if network_is_kept else linear
+    assert refit["model"] == {**kept["model"], "definition": "annealed.custom_model"}
+    assert {network["name"], linear["name"], refit["name"]} == {"m", "m-linear", "m-refit"}
+    # Of the network, twice the best epoch, and not less than 5; its rate is that of the first training.
+    rate, epochs = (0.005, 5) if network_is_kept else (0.05, 375)
+    assert refit["train"]["epochs"] == trained.model.refit_epochs == epochs
+    assert f"RATE, EPOCHS = {rate}, {epochs}" in annealed
+    loss = 0.25 if network_is_kept else linear_loss
+    assert trained.model.metrics["log_loss"] == loss
+    assert trained.model.choice.startswith("the network" if network_is_kept else "the linear model")
+    # What is stored evaluates and predicts: the weights and the job are of one model.
+    assert (trained.model.folder / "model.keras").read_text(encoding="utf-8") == "weights of refit.yaml"
+    stored = YAML(typ="safe").load(trained.model.folder / "job.yaml")
+    assert stored["model"] == kept["model"]
+    assert (stored["name"], stored["export"]["path"]) == ("m", "measured")
+    assert {"annealed.py", "refit.yaml"} <= {path.name for path in trained.model.folder.iterdir()}
+    assert not (tmp_path / "out" / "linear.yaml").exists()
+    shown = run("SHOW TRAIN m")
+    assert isinstance(shown, ShowTrainResult)
+    measured = f"measured before the model was trained again on all rows, for {epochs} epochs"
+    for lines in (show_train_lines(shown), result_lines(trained)):
+        assert measured in lines
+        assert f"chosen: {trained.model.choice}" in lines
+    assert result_lines(trained)[-1].endswith("edl run job.yaml && edl run refit.yaml")
+
+
+@pytest.mark.parametrize(
+    "setting", ["validation.refit=false", "train.epochs=3", "validation.select='SELECT * FROM people'"]
+)
+def test_a_statement_may_train_once(jobs: FakeJobs, setting: str) -> None:
+    trained = run(f"SELECT * FROM people TO TRAIN dnn WITH {setting} LABEL rich INTO m")
+    assert isinstance(trained, TrainResult)
+    assert [job for job, _, _ in jobs.documents] == ["job.yaml"]
+    assert (trained.model.refit_epochs, trained.model.choice) == (0, "")
+    assert (trained.model.folder / "model.keras").read_text(encoding="utf-8") == "weights of job.yaml"
+    assert not [line for line in result_lines(trained) if line.startswith(("measured", "chosen"))]
+
+
+def test_a_model_that_is_named_is_not_compared_and_trains_again(jobs: FakeJobs) -> None:
+    trained = run("SELECT * FROM people TO TRAIN deepfm WITH train.epochs=3, validation.refit=true LABEL rich INTO m")
+    assert isinstance(trained, TrainResult)
+    assert [job for job, _, _ in jobs.documents] == ["job.yaml", "refit.yaml"]
+    assert (trained.model.refit_epochs, trained.model.choice) == (3, "")
 
 
 def test_rows_for_validation_may_come_from_a_query_of_their_own(jobs: FakeJobs, tmp_path: Path) -> None:
@@ -347,7 +431,7 @@ def test_classes_that_the_model_does_not_know_are_named(jobs: FakeJobs, clause: 
         )
     assert "it predicts 'no', 'yes'" in str(error.value.hint)
     assert "line 1, column 1" in str(error.value.where)
-    assert jobs.verbs == ["run"]
+    assert jobs.verbs == ["run"] * 3
 
 
 def test_only_for_a_table_that_exists_replace_is_offered(jobs: FakeJobs) -> None:
@@ -355,7 +439,7 @@ def test_only_for_a_table_that_exists_replace_is_offered(jobs: FakeJobs) -> None
     with pytest.raises(BadInputError, match='unknown database "nowhere"') as error:
         run("SELECT * FROM people TO PREDICT nowhere.a.rich USING m")
     assert "--replace" not in str(error.value.hint)
-    assert jobs.verbs == ["run"]
+    assert jobs.verbs == ["run"] * 3
 
 
 def test_statements_that_need_a_database_say_so(jobs: FakeJobs) -> None:

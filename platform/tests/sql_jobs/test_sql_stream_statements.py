@@ -19,6 +19,7 @@ from edl.sql_jobs.statement_parser import parse_with_texts
 from edl.sql_jobs.statement_runner import Observer, ShowTrainResult, StatementRunner, TrainResult, dialect_of
 
 ROWS = [(n, 20 + n % 60, 1 if n % 60 > 30 else 0) for n in range(1, 301)]
+METRICS = {"loss": 0.25, "log_loss": 0.25}
 NO_KEY = "has no unique key"
 
 
@@ -26,23 +27,23 @@ class FakeRun(Observer):
     """Stands for ``run_edl``, and hears what the runner says."""
 
     def __init__(self) -> None:
-        self.arguments: Sequence[str] = ()
+        self.arguments = dict[str, Sequence[str]]()
         self.meanwhile: Callable[[], object] = lambda: None
         self.said = list[tuple[str, bool]]()
 
     def run(
-        self, verb: str, folder: Path, arguments: Sequence[str], on_event: Any, *, needs_database: bool
+        self, verb: str, folder: Path, arguments: Sequence[str], on_event: Any, *, needs_database: bool, job: str
     ) -> Mapping[str, Any]:
         assert (verb, needs_database) == ("run", True)
-        self.arguments = arguments
+        self.arguments[job] = arguments
         assert not list(folder.rglob("*.parquet"))
         described = json.loads((folder / "stream" / "stream.json").read_text(encoding="utf-8"))
         assert described["rows"] == len(ROWS)
         self.meanwhile()
-        on_event({"event": "evaluation_ended", "step": 5, "metrics": {"loss": 0.25}})
-        (folder / "export").mkdir()
+        on_event({"event": "evaluation_ended", "step": 5, "metrics": METRICS})
+        (folder / "export").mkdir(exist_ok=True)
         (folder / "export" / "model.keras").write_text("weights", encoding="utf-8")
-        return {"metrics": {"loss": 0.25}}
+        return {"metrics": METRICS}
 
     def streamed(self, key: str, *, is_consistent: bool) -> None:
         self.said.append((key, is_consistent))
@@ -81,7 +82,9 @@ def test_other_databases_need_inconsistent_which_is_stored_with_the_model(
     assert isinstance(trained, TrainResult)
     assert trained.model.stream == ("snapshot" if shares else "inconsistent")
     assert fake.said == [("id", shares)]
-    assert "data.training=stream/training.npy" in fake.arguments
+    assert "data.training=stream/training.npy" in fake.arguments["job.yaml"]
+    assert "data.training=stream/all.npy" in fake.arguments["refit.yaml"]
+    assert not [each for each in fake.arguments["refit.yaml"] if each.startswith("data.validation")]
     shown = run(any_database.address, "SHOW TRAIN m", fake, "")
     assert isinstance(shown, ShowTrainResult)
     assert any(line.startswith("stream") and trained.model.stream in line for line in show_train_lines(shown))

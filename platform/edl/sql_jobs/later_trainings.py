@@ -1,0 +1,144 @@
+"""The trainings of a small table after the first one: a linear model beside the network, and one of them on all rows.
+
+The first training holds validation rows back, finds how many epochs are best, and is what the metrics tell of. A linear
+model is trained and measured on the same rows, and kept unless the network is clearly better. The model that is kept
+then trains again from its initial weights, on the validation rows as well, with a learning rate that falls to zero.
+
+Each training is a job of its own, so a folder trains the same by ``edl run``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+from edl.sql_jobs.column_plan import LabelKind
+
+LINEAR_JOB_FILE, REFIT_JOB_FILE = "linear.yaml", "refit.yaml"
+ANNEALED_MODULE = "annealed"
+LEAST_GAIN = 5.0
+"""By how much the log-likelihood of the validation rows must be higher with the network: the "very strong" evidence of
+Kass & Raftery, JASA 1995."""
+LINEAR_RATE = 0.05
+"""Learning rate at which the linear model begins. Its loss has one minimum, and what a high rate adds is gone at its
+end."""
+_LINEAR_STEPS = 3000
+_LEAST_EPOCHS = 5
+_HALF_RATE = 2
+"""How many times the best epochs the second training has: a rate that falls to zero is half of it on average."""
+_LINEAR_EVALUATIONS = 20
+_CONTRACT = ("custom_model", "loss", "class_weight", "optimizer", "eval_metrics_fn", "serving_model")
+_LONGEST_NAME = 40
+
+History = Sequence[tuple[int, Mapping[str, float]]]
+
+
+def linear_document(document: Mapping[str, Any], rows: int) -> dict[str, Any]:
+    """The job that trains the model without hidden layers on the rows of a job.
+
+    Args:
+        document: job file of the network.
+        rows: to train on.
+    """
+    found = deepcopy(dict(document))
+    steps = -(-rows // found["train"]["minibatch_size"])
+    epochs = max(_LEAST_EPOCHS, -(-_LINEAR_STEPS // steps))
+    found["name"] = _with_ending(str(document["name"]), "linear")
+    found["model"] |= {"definition": f"{ANNEALED_MODULE}.custom_model"}
+    found["model"]["params"] = {**found["model"]["params"], "hidden": []}
+    found["train"] |= {"epochs": epochs, "evaluation_steps": steps * -(-epochs // _LINEAR_EVALUATIONS)}
+    return found
+
+
+def refit_document(document: Mapping[str, Any], epochs: int) -> dict[str, Any]:
+    """The job that trains the model of a job again, on its validation rows, too.
+
+    Args:
+        document: job file of the training that was measured.
+        epochs: of the new training.
+    """
+    found = deepcopy(dict(document))
+    data = found["data"]
+    data["training"] = [data["training"], data.pop("validation")]
+    found["name"] = _with_ending(str(document["name"]), "refit")
+    found["model"] |= {"definition": f"{ANNEALED_MODULE}.custom_model"}
+    found["train"] |= {"epochs": epochs}
+    del found["train"]["evaluation_steps"]
+    found["export"] = {"path": "export"}
+    return found
+
+
+def _with_ending(name: str, ending: str) -> str:
+    return f"{name[: _LONGEST_NAME - len(ending) - 1].rstrip('-')}-{ending}"
+
+
+def count_epochs(history: History, records_done: int, rows: int, most: int) -> int:
+    """Epochs of the training on all rows: twice those that were best, within limits.
+
+    Args:
+        history: step and metrics of each evaluation of a training that early stopping ended.
+        records_done: in it, over all of its epochs.
+        rows: it trained on.
+        most: epochs that it could have had.
+    """
+    if not history or not rows:
+        return most
+    best = min(history, key=lambda each: each[1].get("loss", math.inf))[0]
+    # A step has more records than a minibatch if several workers train together.
+    epochs = math.ceil(best / max(step for step, _ in history) * records_done / rows - 1e-6)
+    return max(min(_LEAST_EPOCHS, most), _HALF_RATE * epochs)
+
+
+def find_gain(kind: LabelKind, rows: int, linear: Mapping[str, float], network: Mapping[str, float]) -> float:
+    """By how much the log-likelihood of the validation rows is higher with the network than with the linear model.
+
+    Args:
+        kind: of the label. A number is expected from a normal distribution, whose deviation the errors tell.
+        rows: for validation.
+        linear: its metrics.
+        network: its metrics.
+    """
+    if kind is LabelKind.NUMBER:
+        name = "root_mean_squared_error"
+        return rows * math.log(max(linear[name], 1e-30) / max(network[name], 1e-30))
+    return rows * (linear["log_loss"] - network["log_loss"])
+
+
+def describe_choice(gain: float) -> str:
+    """Which model is kept, and why."""
+    change = f"the log-likelihood of the validation rows is {abs(gain):.1f} {'higher' if gain > 0 else 'lower'} with it"
+    if gain > LEAST_GAIN:
+        return f"the network beside the linear model: {change}"
+    return f"the linear model without a network: {change}, and {LEAST_GAIN:g} higher would be clear"
+
+
+def write_annealed(module: str, rate: float, epochs: int) -> str:
+    """The module with a learning rate that falls to zero.
+
+    Args:
+        module: text of ``model.py``.
+        rate: at the beginning.
+        epochs: after which it would be zero.
+    """
+    defined = set(re.findall(r"^(?:def )?(\w+)(?:\(| = )", module, re.MULTILINE))
+    names = ", ".join(name for name in sorted(_CONTRACT) if name in defined)
+    return f'''"""The model of model.py, trained with a learning rate that falls to zero, as half of a cosine."""
+
+import math
+
+import keras
+from model import {names}
+
+RATE, EPOCHS = {rate:.7g}, {epochs}
+
+
+def learning_rate(epoch, rate):
+    return RATE * (1 + math.cos(math.pi * epoch / EPOCHS)) / 2
+
+
+def callbacks():
+    return [keras.callbacks.LearningRateScheduler(learning_rate)]
+'''

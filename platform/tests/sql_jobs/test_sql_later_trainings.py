@@ -1,0 +1,73 @@
+"""Which model of a small table trains again on all rows, for how long, and with which learning rate."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from edl.sql_jobs.column_plan import LabelKind
+from edl.sql_jobs.later_trainings import count_epochs, describe_choice, find_gain, linear_document, write_annealed
+
+
+@pytest.mark.parametrize(
+    ("losses", "records", "most", "epochs"),
+    [
+        # Four evaluations of 10 steps each, one in an epoch of 300 rows.
+        ([3, 2, 1, 1.5], 1200, 120, 6),
+        ([1, 2, 3, 4], 1200, 120, 5),
+        ([1, 2, 3, 4], 1200, 3, 3),
+        # Two workers take two minibatches in a step: each evaluation is after two epochs.
+        ([3, 2, 1, 1.5], 2400, 120, 12),
+        ([], 0, 7, 7),
+    ],
+)
+def test_the_second_training_has_twice_the_best_epochs(
+    losses: Sequence[float], records: int, most: int, epochs: int
+) -> None:
+    history = [(10 * at, {"loss": float(loss)}) for at, loss in enumerate(losses, 1)]
+    assert count_epochs(history, records, 300, most) == epochs
+
+
+def test_the_gain_is_one_of_log_likelihood() -> None:
+    assert find_gain(LabelKind.BINARY, 50, {"log_loss": 0.5}, {"log_loss": 0.4}) == pytest.approx(5.0)
+    # Of a normal distribution with the deviation of the errors, a row has the log-likelihood -log(deviation) - ...
+    errors = [{"root_mean_squared_error": value} for value in (2.0, 1.0)]
+    assert find_gain(LabelKind.NUMBER, 10, errors[0], errors[1]) == pytest.approx(10 * math.log(2))
+    assert "12.0 higher" in describe_choice(12.0)
+    assert "0.5 lower" in describe_choice(-0.5)
+
+
+def test_a_tiny_table_has_enough_epochs_to_find_the_minimum_of_a_linear_model() -> None:
+    document = {
+        "name": "a" * 40, "model": {"definition": "model.custom_model", "params": {"hidden": [8], "l2": 0.1}},
+        "train": {"minibatch_size": 32, "epochs": 120, "evaluation_steps": 4},
+    }  # fmt: skip
+    found = linear_document(document, 120)
+    assert found["train"] == {"minibatch_size": 32, "epochs": 750, "evaluation_steps": 4 * 38}
+    assert found["model"]["params"] == {"hidden": [], "l2": 0.1}
+    assert found["name"] == "a" * 33 + "-linear"
+    assert document["train"]["epochs"] == 120
+
+
+def test_the_rate_falls_to_zero_and_the_rest_is_that_of_the_first_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keras = pytest.importorskip("keras")
+    module = ModuleType("model")
+    text = "loss = 'mse'\n\n\ndef custom_model(hidden=()):\n    pass\n\n\ndef callbacks():\n    return []\n"
+    exec(text, module.__dict__)
+    monkeypatch.setitem(sys.modules, "model", module)
+    found = dict[str, object]()
+    exec(write_annealed(text, 0.01, 4), found)
+    assert found["custom_model"] is module.custom_model
+    assert found["loss"] == "mse"
+    assert "optimizer" not in found
+    (callback,) = found["callbacks"]()  # type: ignore[operator]
+    assert isinstance(callback, keras.callbacks.LearningRateScheduler)
+    rates = [callback.schedule(epoch, 1.0) for epoch in range(5)]
+    assert rates == pytest.approx([0.01, 0.01 * (2 + 2**0.5) / 4, 0.005, 0.01 * (2 - 2**0.5) / 4, 0])
