@@ -49,6 +49,8 @@ _SQLFLOW_NAMES = {
 }
 _SMALL_TABLE_ROWS = 10_000
 """From so many rows on, the weights that are expected are lost in what the rows say, and so are the validation rows."""
+_MOST_COMPARED_VALUES = 1_000_000
+"""Rows times columns up to which a linear model trains beside a network: each of its steps has all of them."""
 _COMMON = ("learning_rate", "weight_decay", "clipnorm", "clipvalue", "global_clipnorm")
 OPTIMIZERS = {
     "Adam": (*_COMMON, "beta_1", "beta_2", "epsilon", "amsgrad"),
@@ -204,7 +206,7 @@ def choose_settings(
         8 if rows < 10_000 else 4,
         fields,
         refits=no_refit is None,
-        compares=no_refit is None and statement.estimator is None,
+        compares=no_refit is None and statement.estimator is None and rows * len(plan.used) <= _MOST_COMPARED_VALUES,
         refit_reason=(no_refit or "") if rows < _SMALL_TABLE_ROWS else "",
     )
 

@@ -16,6 +16,7 @@ from copy import deepcopy
 from typing import Any
 
 from edl.sql_jobs.column_plan import LabelKind
+from edl.sql_jobs.prepared_rows import PreparedRows
 
 LINEAR_JOB_FILE, REFIT_JOB_FILE = "linear.yaml", "refit.yaml"
 ANNEALED_MODULE = "annealed"
@@ -23,13 +24,12 @@ LEAST_GAIN = 5.0
 """By how much the log-likelihood of the validation rows must be higher with the network: the "very strong" evidence of
 Kass & Raftery, JASA 1995."""
 LINEAR_RATE = 0.05
-"""Learning rate at which the linear model begins. Its loss has one minimum, and what a high rate adds is gone at its
-end."""
-_LINEAR_STEPS = 3000
+"""Learning rate at which the linear model begins. Its loss has one minimum, which a thousand steps of all rows find.
+With minibatches, their noise stays in the weights of columns that say nearly the same."""
+_LINEAR_EPOCHS, _LINEAR_EVALUATION_STEPS = 1000, 50
 _LEAST_EPOCHS = 5
 _HALF_RATE = 2
 """How many times the best epochs the second training has: a rate that falls to zero is half of it on average."""
-_LINEAR_EVALUATIONS = 20
 _CONTRACT = ("custom_model", "loss", "class_weight", "optimizer", "eval_metrics_fn", "serving_model")
 _LONGEST_NAME = 40
 
@@ -44,21 +44,20 @@ def linear_document(document: Mapping[str, Any], rows: int) -> dict[str, Any]:
         rows: to train on.
     """
     found = deepcopy(dict(document))
-    steps = -(-rows // found["train"]["minibatch_size"])
-    epochs = max(_LEAST_EPOCHS, -(-_LINEAR_STEPS // steps))
     found["name"] = _with_ending(str(document["name"]), "linear")
     found["model"] |= {"definition": f"{ANNEALED_MODULE}.custom_model"}
     found["model"]["params"] = {**found["model"]["params"], "hidden": []}
-    found["train"] |= {"epochs": epochs, "evaluation_steps": steps * -(-epochs // _LINEAR_EVALUATIONS)}
+    found["train"] |= {"epochs": _LINEAR_EPOCHS, "minibatch_size": rows, "evaluation_steps": _LINEAR_EVALUATION_STEPS}
     return found
 
 
-def refit_document(document: Mapping[str, Any], epochs: int) -> dict[str, Any]:
+def refit_document(document: Mapping[str, Any], epochs: int, rows: PreparedRows) -> dict[str, Any]:
     """The job that trains the model of a job again, on its validation rows, too.
 
     Args:
         document: job file of the training that was measured.
         epochs: of the new training.
+        rows: of the old one. If each of its steps had all of them, each of the new one has.
     """
     found = deepcopy(dict(document))
     data = found["data"]
@@ -66,6 +65,8 @@ def refit_document(document: Mapping[str, Any], epochs: int) -> dict[str, Any]:
     found["name"] = _with_ending(str(document["name"]), "refit")
     found["model"] |= {"definition": f"{ANNEALED_MODULE}.custom_model"}
     found["train"] |= {"epochs": epochs}
+    if found["train"]["minibatch_size"] == rows.training:
+        found["train"]["minibatch_size"] += rows.validation
     del found["train"]["evaluation_steps"]
     found["export"] = {"path": "export"}
     return found

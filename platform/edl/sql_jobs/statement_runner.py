@@ -331,7 +331,7 @@ class StatementRunner:
             if not gain > LEAST_GAIN:
                 kept, document, rate, epochs = other, {**linear, "name": document["name"]}, LINEAR_RATE, own_epochs
                 write_job(folder, "job.yaml", document, rate, epochs)
-        write_job(folder, REFIT_JOB_FILE, refit_document(document, epochs), rate, epochs)
+        write_job(folder, REFIT_JOB_FILE, refit_document(document, epochs, rows), rate, epochs)
         self.observer.training("training on all rows")
         self._run_training(folder, found, REFIT_JOB_FILE, has_validation=False)
         return replace(prepared.model, metrics=kept.metrics, history=kept.history, choice=choice, refit_epochs=epochs)

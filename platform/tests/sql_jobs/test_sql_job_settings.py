@@ -165,6 +165,16 @@ def test_a_small_table_trains_again_on_all_rows(clauses: str, rows: int, *, refi
     assert document["export"]["path"] == ("measured" if refits else "export")
 
 
+def test_a_wide_table_is_not_compared_with_a_linear_model() -> None:
+    (statement,) = parse_statements("SELECT * FROM t LABEL y INTO m")
+    assert isinstance(statement, TrainStatement)
+    label = ColumnFacts("y", "text", 5000, 0, 2, values=(("a", 2500), ("b", 2500)))
+    for columns, compares in ((200, True), (201, False)):
+        facts = [ColumnFacts(f"c{at}", "number", 5000, 0, 5000) for at in range(columns)]
+        settings = choose_settings(statement, "dnn", "", plan_columns([*facts, label], statement.label))
+        assert (settings.refits, settings.compares) == (True, compares)
+
+
 @pytest.mark.parametrize(
     ("setting", "said"),
     [

@@ -11,7 +11,15 @@ from types import ModuleType
 import pytest
 
 from edl.sql_jobs.column_plan import LabelKind
-from edl.sql_jobs.later_trainings import count_epochs, describe_choice, find_gain, linear_document, write_annealed
+from edl.sql_jobs.later_trainings import (
+    count_epochs,
+    describe_choice,
+    find_gain,
+    linear_document,
+    refit_document,
+    write_annealed,
+)
+from edl.sql_jobs.prepared_rows import PreparedRows
 
 
 @pytest.mark.parametrize(
@@ -42,16 +50,21 @@ def test_the_gain_is_one_of_log_likelihood() -> None:
     assert "0.5 lower" in describe_choice(-0.5)
 
 
-def test_a_tiny_table_has_enough_epochs_to_find_the_minimum_of_a_linear_model() -> None:
+def test_each_step_of_the_linear_model_has_all_rows() -> None:
     document = {
         "name": "a" * 40, "model": {"definition": "model.custom_model", "params": {"hidden": [8], "l2": 0.1}},
+        "data": {"training": "t", "validation": "v"},
         "train": {"minibatch_size": 32, "epochs": 120, "evaluation_steps": 4},
     }  # fmt: skip
     found = linear_document(document, 120)
-    assert found["train"] == {"minibatch_size": 32, "epochs": 750, "evaluation_steps": 4 * 38}
+    assert found["train"] == {"minibatch_size": 120, "epochs": 1000, "evaluation_steps": 50}
     assert found["model"]["params"] == {"hidden": [], "l2": 0.1}
     assert found["name"] == "a" * 33 + "-linear"
-    assert document["train"]["epochs"] == 120
+    refit = refit_document(found, 1000, PreparedRows(120, 30))
+    assert refit["train"] == {"minibatch_size": 150, "epochs": 1000}
+    assert refit["data"] == {"training": ["t", "v"]}
+    assert refit_document(document, 9, PreparedRows(120, 30))["train"] == {"minibatch_size": 32, "epochs": 9}
+    assert document["train"] == {"minibatch_size": 32, "epochs": 120, "evaluation_steps": 4}
 
 
 def test_the_rate_falls_to_zero_and_the_rest_is_that_of_the_first_module(

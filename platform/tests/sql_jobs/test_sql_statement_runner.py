@@ -267,7 +267,7 @@ def test_the_model_that_is_clearly_better_or_simpler_trains_again_on_all_rows(
     assert [job for job, _, _ in jobs.documents] == ["job.yaml", "linear.yaml", "refit.yaml"]
     assert linear["model"]["params"] == {**network["model"]["params"], "hidden": []}
     assert linear["data"] == network["data"]
-    assert "RATE, EPOCHS = 0.05, 375" in at_high_rate  # 3,000 steps
+    assert "RATE, EPOCHS = 0.05, 1000" in at_high_rate
     assert refit["data"]["training"] == ["data/training", "data/validation"]
     assert "validation" not in refit["data"]
     assert "evaluation_steps" not in refit["train"]
@@ -275,7 +275,7 @@ def test_the_model_that_is_clearly_better_or_simpler_trains_again_on_all_rows(
     assert refit["model"] == {**kept["model"], "definition": "annealed.custom_model"}
     assert {network["name"], linear["name"], refit["name"]} == {"m", "m-linear", "m-refit"}
     # Of the network, twice the best epoch, and not less than 5; its rate is that of the first training.
-    rate, epochs = (0.005, 5) if network_is_kept else (0.05, 375)
+    rate, epochs = (0.005, 5) if network_is_kept else (0.05, 1000)
     assert refit["train"]["epochs"] == trained.model.refit_epochs == epochs
     assert f"RATE, EPOCHS = {rate}, {epochs}" in annealed
     loss = 0.25 if network_is_kept else linear_loss
@@ -290,7 +290,7 @@ def test_the_model_that_is_clearly_better_or_simpler_trains_again_on_all_rows(
     assert not (tmp_path / "out" / "linear.yaml").exists()
     shown = run("SHOW TRAIN m")
     assert isinstance(shown, ShowTrainResult)
-    measured = f"measured before the model was trained again on all rows, for {epochs} epochs"
+    measured = f"measured before the model was trained again on all rows, for {epochs:,} epochs"
     for lines in (show_train_lines(shown), result_lines(trained)):
         assert measured in lines
         assert f"chosen: {trained.model.choice}" in lines
