@@ -57,11 +57,11 @@ def test_each_step_of_the_linear_model_has_all_rows() -> None:
         "train": {"minibatch_size": 32, "epochs": 120, "evaluation_steps": 4},
     }  # fmt: skip
     found = linear_document(document, 120)
-    assert found["train"] == {"minibatch_size": 120, "epochs": 1000, "evaluation_steps": 50}
+    assert found["train"] == {"minibatch_size": 120, "epochs": 300, "evaluation_steps": 15}
     assert found["model"]["params"] == {"hidden": [], "l2": 0.1}
     assert found["name"] == "a" * 33 + "-linear"
-    refit = refit_document(found, 1000, PreparedRows(120, 30))
-    assert refit["train"] == {"minibatch_size": 150, "epochs": 1000}
+    refit = refit_document(found, 300, PreparedRows(120, 30))
+    assert refit["train"] == {"minibatch_size": 150, "epochs": 300}
     assert refit["data"] == {"training": ["t", "v"]}
     assert refit_document(document, 9, PreparedRows(120, 30))["train"] == {"minibatch_size": 32, "epochs": 9}
     assert document["train"] == {"minibatch_size": 32, "epochs": 120, "evaluation_steps": 4}

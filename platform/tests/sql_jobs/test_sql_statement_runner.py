@@ -267,7 +267,7 @@ def test_the_model_that_is_clearly_better_or_simpler_trains_again_on_all_rows(
     assert [job for job, _, _ in jobs.documents] == ["job.yaml", "linear.yaml", "refit.yaml"]
     assert linear["model"]["params"] == {**network["model"]["params"], "hidden": []}
     assert linear["data"] == network["data"]
-    assert "RATE, EPOCHS = 0.05, 1000" in at_high_rate
+    assert "RATE, EPOCHS = 0.1, 300" in at_high_rate
     assert refit["data"]["training"] == ["data/training", "data/validation"]
     assert "validation" not in refit["data"]
     assert "evaluation_steps" not in refit["train"]
@@ -275,7 +275,7 @@ def test_the_model_that_is_clearly_better_or_simpler_trains_again_on_all_rows(
     assert refit["model"] == {**kept["model"], "definition": "annealed.custom_model"}
     assert {network["name"], linear["name"], refit["name"]} == {"m", "m-linear", "m-refit"}
     # Of the network, twice the best epoch, and not less than 5; its rate is that of the first training.
-    rate, epochs = (0.005, 5) if network_is_kept else (0.05, 1000)
+    rate, epochs = (0.005, 5) if network_is_kept else (0.1, 300)
     assert refit["train"]["epochs"] == trained.model.refit_epochs == epochs
     assert f"RATE, EPOCHS = {rate}, {epochs}" in annealed
     loss = 0.25 if network_is_kept else linear_loss
