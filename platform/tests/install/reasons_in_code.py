@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
-EDL = Path(__file__).resolve().parents[2] / "edl"
+from install.source_modules import modules
+
 TEXT_OF: Mapping[str, int] = {
     "JobFinding": 1,
     "PodProblem": 1,
@@ -45,23 +45,20 @@ class ReasonTemplate:
 @cache
 def reasons() -> tuple[ReasonTemplate, ...]:
     """All of them, of every module; those that only pass on somebody else's words are left out."""
-    return tuple(
-        reason
-        for path in sorted(EDL.rglob("*.py"))
-        for reason in read(path.read_text(encoding="utf-8"), path.relative_to(EDL).as_posix())
-    )
+    return tuple(reason for module in modules() for reason in read(module.tree, module.name))
 
 
-def read(text: str, source: str) -> list[ReasonTemplate]:
+def read(tree: ast.Module, source: str) -> list[ReasonTemplate]:
     """The reasons of one module."""
-    found = _reasons(ast.parse(text), [], source)
+    found = _reasons(tree, [], source)
     return [reason for reason in found if len(reason.text.replace(GAP, "").strip(" :;,.()")) > 3]
 
 
 def _reasons(scope: ast.AST, known: list[ast.Assign], source: str) -> Iterator[ReasonTemplate]:
     """The reasons below a node; ``known`` holds the assignments that its names may come from, the innermost last."""
-    inner = [*known, *(node for node in _own(scope) if isinstance(node, ast.Assign))]
-    for node in _own(scope):
+    own = list(_own(scope))
+    inner = [*known, *(node for node in own if isinstance(node, ast.Assign))]
+    for node in own:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield from _reasons(node, inner, source)
         else:
@@ -71,11 +68,14 @@ def _reasons(scope: ast.AST, known: list[ast.Assign], source: str) -> Iterator[R
 
 
 def _own(scope: ast.AST) -> Iterator[ast.AST]:
-    """All nodes of a scope, without those of the functions inside it."""
-    for child in ast.iter_child_nodes(scope):
-        yield child
-        if not isinstance(child, ast.FunctionDef | ast.ClassDef):
-            yield from _own(child)
+    """All nodes of a scope, without those of the functions inside it, in the order of the source."""
+    waiting = [scope]
+    while waiting:
+        node = waiting.pop()
+        if node is not scope:
+            yield node
+        if node is scope or not isinstance(node, ast.FunctionDef | ast.ClassDef):
+            waiting.extend(reversed(list(ast.iter_child_nodes(node))))
 
 
 def _said(node: ast.AST, scope: ast.AST) -> Iterator[ast.expr]:

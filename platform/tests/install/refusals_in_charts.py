@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from install.reasons_in_code import EDL, GAP, ReasonTemplate
+from install.reasons_in_code import GAP, ReasonTemplate
+from install.source_modules import PACKAGE
 
-HELM = EDL.parents[1] / "helm"
+HELM = PACKAGE.parents[1] / "helm"
 _CHECKS = sorted(HELM.glob("edl/templates/_checks*.tpl"))
 """Sentences stand there as lines of their own."""
 _ACTION = re.compile(r"\{\{.*?\}\}")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from install.chart_tools import CHART, ROOT, Manifest, attempt, output, rendered
+from install.chart_tools import CHART, ROOT, Manifest, attempt, output, rendered, rendered_case
 from ruamel.yaml import YAML
 
 pytestmark = pytest.mark.install
@@ -93,7 +93,7 @@ def test_a_package_has_what_people_need_and_no_tests_of_the_chart(chart: Path, t
 
 @cases
 def test_objects_are_named_once_labelled_and_in_a_namespace(chart: Path, case: Path) -> None:
-    found = rendered(chart, "--values", case)
+    found = rendered_case(chart, case)
     keys = [(each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]) for each in found]
     assert len(keys) == len(set(keys))
     for each in found:
@@ -104,12 +104,12 @@ def test_objects_are_named_once_labelled_and_in_a_namespace(chart: Path, case: P
 
 @cases
 def test_rendering_twice_gives_the_same(chart: Path, case: Path) -> None:
-    assert rendered(chart, "--values", case) == rendered(chart, "--values", case)
+    assert rendered(chart, "--values", case) == rendered_case(chart, case)
 
 
 @pytest.mark.parametrize("case", sorted((CHART / "ci").glob("*-values.yaml")), ids=lambda case: case.stem)
 def test_what_holds_data_outlives_the_release(case: Path) -> None:
-    for each in rendered(CHART, "--values", case):
+    for each in rendered_case(CHART, case):
         if each["kind"] in KEPT:
             annotations = each["metadata"]["annotations"]
             assert annotations["helm.sh/resource-policy"] == "keep", each

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import re
 import shutil
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -50,6 +51,12 @@ def submitted(*args: str | Path, release: str = "train") -> JobSpec:
 def job_name(*args: str | Path) -> str:
     """Name of the submitter's Job."""
     return str(kinds(*args)["Job"]["metadata"]["name"])
+
+
+@cache
+def minimal_job_name() -> str:
+    """Name of the submitter's Job without further values."""
+    return job_name("-f", MINIMAL)
 
 
 def refusal_of(*args: str | Path, release: str = "train") -> str:
@@ -204,8 +211,8 @@ def test_a_number_that_helm_rounds_is_refused(tmp_path: Path, number: int) -> No
 
 
 def test_the_same_values_give_the_same_name() -> None:
-    assert job_name("-f", MINIMAL) == job_name("-f", MINIMAL)
-    assert job_name("-f", MINIMAL, "--is-upgrade") == job_name("-f", MINIMAL), "or an upgrade would run it again"
+    assert job_name("-f", MINIMAL) == minimal_job_name()
+    assert job_name("-f", MINIMAL, "--is-upgrade") == minimal_job_name(), "or an upgrade would run it again"
 
 
 @pytest.mark.parametrize(
@@ -213,7 +220,7 @@ def test_the_same_values_give_the_same_name() -> None:
     ["workers.max=3", "name=other", "submitter.rerun=2", "submitter.image.tag=x", "submitter.env.A=b", "resume=latest"],
 )
 def test_other_values_give_another_name(change: str) -> None:
-    assert job_name("-f", MINIMAL, "--set", change) != job_name("-f", MINIMAL)
+    assert job_name("-f", MINIMAL, "--set", change) != minimal_job_name()
 
 
 def test_a_newer_chart_with_the_same_pods_does_not_replace_a_job(tmp_path: Path) -> None:
@@ -223,7 +230,7 @@ def test_a_newer_chart_with_the_same_pods_does_not_replace_a_job(tmp_path: Path)
     about = newer / "Chart.yaml"
     about.write_text(re.sub(r"^version: .*$", "version: 9.9.9", about.read_text(), flags=re.M))
     (found,) = (one for one in rendered(newer, "-f", MINIMAL, release="train") if one["kind"] == "Job")
-    assert found["metadata"]["name"] == job_name("-f", MINIMAL)
+    assert found["metadata"]["name"] == minimal_job_name()
     assert found["metadata"]["labels"]["helm.sh/chart"] == "edl-job-9.9.9"
     assert "9.9.9" not in json.dumps(found["spec"])
 

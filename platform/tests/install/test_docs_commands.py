@@ -103,6 +103,18 @@ def help_text(*command: str) -> str:
     return output(command[0], *command[1:], "--help")
 
 
+@cache
+def kubectl_options() -> str:
+    """What the help of each command of kubectl leaves out, because all commands take it."""
+    return output("kubectl", "options")
+
+
+@cache
+def kustomization(folder: str) -> str:
+    """What kubectl builds of a folder."""
+    return output("kubectl", "kustomize", folder)
+
+
 def subcommand(words: Sequence[str]) -> tuple[str, ...]:
     """The program, its command, and what that is divided into."""
     divided = words[0] == "kubectl" and words[1] in ("auth", "config", "create", "rollout", "set")
@@ -151,7 +163,7 @@ def test_helm_releases_render(block: DocCommand, words: list[str]) -> None:
 
 @pytest.mark.parametrize(("block", "words"), commands_of("kubectl"))
 def test_kubectl_options_exist(block: DocCommand, words: list[str]) -> None:
-    text = help_text(*subcommand(words)) + output("kubectl", "options")
+    text = help_text(*subcommand(words)) + kubectl_options()
     for flag in flags(words[2:]):
         assert known(flag, text), f"{block}: {' '.join(subcommand(words))} has no {flag}"
 
@@ -162,7 +174,7 @@ def test_manifests_that_kubectl_is_given_exist(block: DocCommand, words: list[st
         assert file == "-" or (ROOT / file).is_file(), f"{block}: there is no {file}"
     for folder in option(words, "-k", "--kustomize"):
         assert (ROOT / folder).is_dir(), f"{block}: there is no {folder}"
-        output("kubectl", "kustomize", folder)
+        assert kustomization(folder)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -6,13 +6,15 @@ sentence: it belongs to the reason with which it shares most words.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from install.reasons_in_code import EDL, RETURNING, TABLES, TEXT_OF, ReasonTemplate, read, reasons
+from install.reasons_in_code import RETURNING, TABLES, TEXT_OF, ReasonTemplate, read, reasons
 from install.refusals_in_charts import refusals
+from install.source_modules import modules
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/troubleshooting.md"
 QUOTED = re.compile(r"^> `(.+)`$", re.MULTILINE)
@@ -118,7 +120,7 @@ class Core:
 
 def test_reasons_are_found_however_they_are_made():
     """As an argument, in a table, through a variable, a constant of the module, and in the core."""
-    assert {reason.text for reason in read(MODULE, "module.py")} == {
+    assert {reason.text for reason in read(ast.parse(MODULE), "module.py")} == {
         "in a table",
         "an argument of …",
         "through a variable of …, and more",
@@ -130,7 +132,7 @@ def test_reasons_are_found_however_they_are_made():
 
 def test_every_way_to_make_a_reason_is_in_use():
     """Or a name in ``reasons_in_code`` is that of nothing, and what took its place is not read."""
-    code = "".join(path.read_text(encoding="utf-8") for path in EDL.rglob("*.py"))
+    code = "".join(module.text for module in modules())
     ways = [
         *(f"{name}(" for name in TEXT_OF),
         *(f"{name} =" for name in TABLES),

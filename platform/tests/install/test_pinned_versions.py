@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, distribution, packages_dist
 from pathlib import Path
 
 import pytest
+from install.source_modules import SourceModule, modules
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
@@ -62,11 +63,11 @@ def test_the_package_declares_what_it_imports() -> None:
     for name in ("kubernetes", "docker"):
         declared |= {canonicalize_name(Requirement(text).name) for text in distribution(name).requires or ()}
     distributions = packages_distributions()
-    imported = {name: path for path in (ROOT / "platform/edl").rglob("*.py") for name in _imported_packages(path)}
+    imported = {name: module.name for module in modules() for name in _imported_packages(module)}
     assert len(imported) > 15
     missing = {
-        name: str(path)
-        for name, path in imported.items()
+        name: file
+        for name, file in imported.items()
         if not declared.intersection(canonicalize_name(each) for each in distributions.get(name, [name]))
     }
     assert missing == {}
@@ -83,18 +84,16 @@ def test_the_extra_for_keras_2_is_that_for_training_with_another_tensorflow() ->
     assert all(str(keras2[name]) == str(train[name]) for name in keras2.keys() & train.keys() - {"tensorflow"})
 
 
-def _imported_packages(path: Path) -> set[str]:
+def _imported_packages(module: SourceModule) -> set[str]:
     """The packages that a module imports when it runs, but for the standard library and EDL itself."""
-    source = path.read_text()
-    tree = ast.parse(source)
     guarded = {
         id(node)
-        for block in (ast.walk(tree) if "TYPE_CHECKING" in source else ())
+        for block in (module.nodes if "TYPE_CHECKING" in module.text else ())
         if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
         for node in ast.walk(block)
     }
     names = set()
-    for node in ast.walk(tree):
+    for node in module.nodes:
         if id(node) in guarded:
             continue
         if isinstance(node, ast.Import):
