@@ -123,8 +123,9 @@ def import_zoo_module(zoo: Path, zoo_module: ZooModule) -> ModuleType:
 
 def _forget_other_zoos(zoo: Path, root: str) -> None:
     """Remove imported modules of another zoo whose folder has the same name."""
+    inside = f"{root}."
     for name, module in list(sys.modules.items()):
-        if name == root or name.startswith(f"{root}."):
+        if name == root or name.startswith(inside):
             places = [getattr(module, "__file__", None) or "", *getattr(module, "__path__", [])]
             if not any(Path(place).resolve().is_relative_to(zoo) for place in places if place):
                 del sys.modules[name]
