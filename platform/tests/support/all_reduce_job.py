@@ -890,6 +890,10 @@ class AllReduceJob:
             assert time.monotonic() < until, (self.state.evaluation, self.state.world_pauses, rounds, ranks)
             time.sleep(0.005)
 
+    def wait_killed(self, rank: Rank, seconds: float = BOUND) -> None:
+        """Wait until a rank is killed and the master knows: one that starts before is told to leave."""
+        self.wait(lambda: rank.is_killed and not self.state.pods.is_live(rank.uid), seconds)
+
     def end_with_this_epoch(self) -> None:
         """Let the job have no further epoch, as if it were resumed with fewer."""
         with self.changed:

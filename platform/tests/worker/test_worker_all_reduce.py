@@ -299,7 +299,7 @@ def test_an_abandoned_step_leaves_no_trace_on_the_survivor(folder):
     with AllReduceJob(folder, records=400, workers_min=2) as job:
         survivor = job.start_rank()
         job.start_rank(kill_at(job, "compute", 6))
-        job.wait(lambda: job.ranks[1].is_killed)
+        job.wait_killed(job.ranks[1])
         job.start_rank()
         job.wait_for_end()
         own = {entry.lease for entry in job.journal if entry.kind == "leased" and entry.worker == survivor.uid}
@@ -322,7 +322,7 @@ def test_a_joiner_dies_while_it_fetches(folder):
             job.start_rank()
         job.wait_for_step(3)
         job.start_rank(kill_at(job, "fetched", 1))
-        job.wait(lambda: job.ranks[2].is_killed)
+        job.wait_killed(job.ranks[2])
         job.start_rank()
         job.wait_for_end()
 

@@ -191,7 +191,7 @@ def test_callbacks_that_change_a_variable_before_a_step_are_called_on_all_ranks_
                 raise KilledError
 
         lost.replica.fail_at = die
-        job.wait(lambda: lost.is_killed)
+        job.wait_killed(lost)
         job.wait_for_round(2)
         idle = False
         job.wait_for_end()
@@ -227,7 +227,7 @@ def test_a_worker_that_follows_from_an_abandoned_step_on_gets_no_change_of_a_cal
                 raise KilledError
 
         ranks[2].replica.fail_at = die
-        job.wait(lambda: ranks[2].is_killed)
+        job.wait_killed(ranks[2])
         job.start_rank(change)
         job.wait_for_round(3)
         job.wait_for_end()
@@ -602,7 +602,7 @@ def test_a_checkpoint_has_no_change_of_callbacks_before_a_step_that_is_not_in_it
     with AllReduceJob(folder, records=400, seconds=0.002, **settings) as job:
         job.check_saved = read
         ranks = [job.start_rank(prepare) for _ in range(3)]
-        job.wait(lambda: ranks[0].is_killed, 10)
+        job.wait_killed(ranks[0], 10)
         job.start_rank(prepare)
         job.wait_for_end()
         assert max(updates for _, updates in saved) > ranks[0].replica.updates

@@ -290,7 +290,7 @@ def test_the_writer_is_killed_while_it_writes(folder, monkeypatch):
         members = job.state.world.members
         writer = next(rank for rank in ranks if rank.uid == members[0])
         writer.replica.fail_at = die
-        job.wait(lambda: writer.is_killed)
+        job.wait_killed(writer)
         job.hurry()
         job.wait_for_end()
     assert job.checked[-1] == job.state.step

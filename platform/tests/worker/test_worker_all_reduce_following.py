@@ -110,7 +110,7 @@ def test_a_follower_dies(folder, point):
             rank.replica.fail_at = fail
 
         dead = job.start_rank(die)
-        job.wait(lambda: dead.is_killed)
+        job.wait_killed(dead)
         job.wait_for_end()
 
 
@@ -129,7 +129,7 @@ def test_the_member_that_is_followed_dies(folder, point):
             rank.replica.fail_at = kill
 
         job.start_rank(kill_source)
-        job.wait(lambda: source.is_killed)
+        job.wait_killed(source)
         job.wait_for_end()
 
 

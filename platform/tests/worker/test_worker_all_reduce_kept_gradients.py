@@ -54,7 +54,7 @@ def train_with_a_loss(job: AllReduceJob) -> tuple[Rank, Rank]:
     ranks = [job.start_rank() for _ in range(3)]
     job.wait_for_round(3)
     kill_before_reduction(job, ranks[1], 5)
-    job.wait(lambda: ranks[1].is_killed)
+    job.wait_killed(ranks[1])
     job.wait_for_round(2)
     job.hurry()
     job.wait_for_end()
@@ -76,10 +76,10 @@ def test_two_losses_one_after_the_other_cost_no_forward_pass(folder):
         ranks = [job.start_rank() for _ in range(4)]
         job.wait_for_round(4)
         kill_before_reduction(job, ranks[1], 5)
-        job.wait(lambda: ranks[1].is_killed)
+        job.wait_killed(ranks[1])
         # Its first step in the next round writes the gradient again.
         kill_before_reduction(job, ranks[3], 1)
-        job.wait(lambda: ranks[3].is_killed)
+        job.wait_killed(ranks[3])
         job.hurry()
         job.wait_for_end()
         for rank in (ranks[0], ranks[2]):
@@ -124,7 +124,7 @@ def test_a_gradient_is_computed_again_if_callbacks_change_variables_between_the_
         for rank in (ranks[0], ranks[2]):
             change_variables(rank)
         kill_before_reduction(job, ranks[1], 5)
-        job.wait(lambda: ranks[1].is_killed)
+        job.wait_killed(ranks[1])
         job.wait_for_round(2)
         job.hurry()
         job.wait_for_end()

@@ -59,7 +59,7 @@ def test_a_rank_is_killed_within_a_step(folder: Path, point: str) -> None:
         ranks = [job.start_rank() for _ in range(3)]
         job.wait_for_round(3)
         kill_at(job, ranks[1], point)
-        job.wait(lambda: ranks[1].is_killed)
+        job.wait_killed(ranks[1])
         job.wait_for_end()
 
 
@@ -81,7 +81,7 @@ def test_the_survivors_of_a_broken_step_put_their_state_back(folder: Path) -> No
 
         survivor.restore_statistics = restore_and_note  # type: ignore[method-assign]
         kill_at(job, ranks[1], "compute second")
-        job.wait(lambda: ranks[1].is_killed)
+        job.wait_killed(ranks[1])
         job.wait_for_round(1)
         too_many, left = next(each for each in restored if each[0])
         # Of the step that broke.

@@ -171,7 +171,7 @@ def kill_at(job: AllReduceJob, rank: Rank, point: str) -> None:
             raise KilledError
 
     rank.replica.fail_at = fail
-    job.wait(lambda: rank.is_killed)
+    job.wait_killed(rank)
 
 
 def assert_trained(found: list[Any], expected: list[Any], bound: float) -> None:
