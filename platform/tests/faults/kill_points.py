@@ -94,7 +94,7 @@ def die_within_transfer():
 
     def sends_half(self, kind, meta=b"", buffers=()):
         if kind is FrameKind.ROUND_STATE and takes_order("sending"):
-            state = memoryview(buffers[0]).cast("B")
+            state = memoryview(b"".join(buffers))
             head = encode_frame_head(kind, len(meta), state.nbytes)
             send_buffers(self._sock, [head + meta, state[: state.nbytes // 2]])
             os.kill(os.getpid(), signal.SIGKILL)
@@ -120,7 +120,7 @@ die_before(StepLoop, "_apply_sums", "reduced")
 die_before(WorldClient, "apply_step", "applied")
 die_before(WorldClient, "confirm", "confirm")
 die_before(StepFollower, "_take_state", "fetch")
-die_before(StepLoop, "_copy_for_follower", "serve")
+die_before(StepLoop, "_hold_for_follower", "serve")
 """
 
 
