@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sqlite3
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -32,6 +34,18 @@ def edl(folder: Path, *arguments: str, code: int = 0, text: str = "", more: Mapp
     done = job_process.edl(*arguments, cwd=folder, timeout=600.0, text=text, more={**own, **(more or {})})
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
+
+
+def read_weights(model: Path) -> list[float]:
+    """All weights of a ``.keras`` file, in the order of their names."""
+    import h5py
+
+    found = dict[str, list[float]]()
+    with zipfile.ZipFile(model) as archive, h5py.File(io.BytesIO(archive.read("model.weights.h5"))) as file:
+        file.visititems(
+            lambda name, item: found.update({name: item[()].ravel().tolist()} if isinstance(item, h5py.Dataset) else {})
+        )
+    return [value for name in sorted(found) for value in found[name]]
 
 
 @pytest.fixture(scope="module")
@@ -73,13 +87,19 @@ def test_its_model_evaluates_predicts_and_explains(demo: Path) -> None:
 
 @pytest.mark.repetition
 def test_an_exported_folder_trains_the_same_by_edl_run(demo: Path) -> None:
-    statement = ANNOUNCED.replace("LABEL", "TO TRAIN wide_and_deep WITH train.epochs=2 LABEL") + "_2"
+    settings = "WITH train.epochs=2, validation.refit=true"
+    statement = ANNOUNCED.replace("LABEL", f"TO TRAIN wide_and_deep {settings} LABEL") + "_2"
     edl(demo, "sql", "-", "--export", "exported", text=statement)
     stored = json.loads((demo / "models" / "my_elasticdl_model_2" / "1" / "model.json").read_text(encoding="utf-8"))
     again = edl(demo / "exported", "run", "job.yaml", "--json", "--set", "export.path=again")
     summary = json.loads(again.strip().splitlines()[-1])
     assert summary["phase"] == "Done"
     assert summary["metrics"] == pytest.approx(stored["metrics"], abs=1e-6)
+    edl(demo / "exported", "run", "refit.yaml", "--json", "--set", "export.path=all")
+    kept = read_weights(demo / "models" / "my_elasticdl_model_2" / "1" / "model.keras")
+    measured, on_all_rows = (read_weights(demo / "exported" / name / "model.keras") for name in ("again", "all"))
+    assert kept == pytest.approx(on_all_rows, abs=1e-5)
+    assert kept != pytest.approx(measured, abs=1e-3), "it is the model that has seen the validation rows"
 
 
 @pytest.mark.repetition
