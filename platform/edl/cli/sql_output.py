@@ -12,7 +12,7 @@ from edl.reporting.terminal_text import to_single_line
 from edl.reporting.text_table import StatusLine, align_columns
 from edl.sql_jobs.column_plan import ColumnPlan, ColumnUse, LabelKind
 from edl.sql_jobs.job_settings import ESTIMATORS, TrainingSettings
-from edl.sql_jobs.later_trainings import LEAST_GAIN, REFIT_JOB_FILE
+from edl.sql_jobs.later_trainings import CLEAR_GAIN, REFIT_JOB_FILE
 from edl.sql_jobs.model_registry import ModelDescription, describe_model
 from edl.sql_jobs.permutation_importance import SCORES
 from edl.sql_jobs.prepared_rows import PreparedRows
@@ -152,7 +152,7 @@ def _later_lines(settings: TrainingSettings, rows: PreparedRows) -> list[str]:
     compared = (
         [
             "a linear model trains, too; the network is kept if it makes the log-likelihood of the validation rows "
-            f"more than {LEAST_GAIN:g} higher"
+            f"clearly higher (by {CLEAR_GAIN:g}, and ln of how often it was evaluated)"
         ]
         if settings.compares
         else []

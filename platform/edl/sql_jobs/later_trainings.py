@@ -20,16 +20,14 @@ from edl.sql_jobs.prepared_rows import PreparedRows
 
 LINEAR_JOB_FILE, REFIT_JOB_FILE = "linear.yaml", "refit.yaml"
 ANNEALED_MODULE = "annealed"
-LEAST_GAIN = 5.0
-"""By how much the log-likelihood of the validation rows must be higher with the network: the "very strong" evidence of
+CLEAR_GAIN = 5.0
+"""By how much the log-likelihood of the validation rows must be higher with one network: the "very strong" evidence of
 Kass & Raftery, JASA 1995."""
 LINEAR_RATE = 0.1
 """Learning rate at which the linear model begins. Its loss has one minimum, which 300 steps of all rows find. With
 minibatches, their noise stays in the weights of columns that say nearly the same."""
 _LINEAR_EPOCHS, _LINEAR_EVALUATION_STEPS = 300, 15
 _LEAST_EPOCHS = 5
-_HALF_RATE = 2
-"""How many times the best epochs the second training has: a rate that falls to zero is half of it on average."""
 _CONTRACT = ("custom_model", "loss", "class_weight", "optimizer", "eval_metrics_fn", "serving_model")
 _LONGEST_NAME = 40
 
@@ -77,7 +75,7 @@ def _with_ending(name: str, ending: str) -> str:
 
 
 def count_epochs(history: History, records_done: int, rows: int, most: int) -> int:
-    """Epochs of the training on all rows: twice those that were best, within limits.
+    """Epochs of the training on all rows: those that were best, and a few at least.
 
     Args:
         history: step and metrics of each evaluation of a training that early stopping ended.
@@ -90,7 +88,7 @@ def count_epochs(history: History, records_done: int, rows: int, most: int) -> i
     best = min(history, key=lambda each: each[1].get("loss", math.inf))[0]
     # A step has more records than a minibatch if several workers train together.
     epochs = math.ceil(best / max(step for step, _ in history) * records_done / rows - 1e-6)
-    return max(min(_LEAST_EPOCHS, most), _HALF_RATE * epochs)
+    return max(min(_LEAST_EPOCHS, most), epochs)
 
 
 def find_gain(kind: LabelKind, rows: int, linear: Mapping[str, float], network: Mapping[str, float]) -> float:
@@ -108,12 +106,26 @@ def find_gain(kind: LabelKind, rows: int, linear: Mapping[str, float], network: 
     return rows * (linear["log_loss"] - network["log_loss"])
 
 
-def describe_choice(gain: float) -> str:
-    """Which model is kept, and why."""
+def find_least_gain(evaluations: int) -> float:
+    """The gain from which a network is clearly better than a linear model.
+
+    Args:
+        evaluations: of the network, the best of which is compared. Each is a chance to be better by luck.
+    """
+    return CLEAR_GAIN + math.log(max(1, evaluations))
+
+
+def describe_choice(gain: float, least: float) -> str:
+    """Which model is kept, and why.
+
+    Args:
+        gain: see ``find_gain``.
+        least: see ``find_least_gain``.
+    """
     change = f"the log-likelihood of the validation rows is {abs(gain):.1f} {'higher' if gain > 0 else 'lower'} with it"
-    if gain > LEAST_GAIN:
+    if gain > least:
         return f"the network beside the linear model: {change}"
-    return f"the linear model without a network: {change}, and {LEAST_GAIN:g} higher would be clear"
+    return f"the linear model without a network: {change}, and {least:.1f} higher would be clear"
 
 
 def write_annealed(module: str, rate: float, epochs: int) -> str:

@@ -25,13 +25,13 @@ from edl.sql_jobs.edl_process import run_edl
 from edl.sql_jobs.exported_snapshot import export_snapshot
 from edl.sql_jobs.job_settings import TrainingSettings, choose_estimator, find_validation_query
 from edl.sql_jobs.later_trainings import (
-    LEAST_GAIN,
     LINEAR_JOB_FILE,
     LINEAR_RATE,
     REFIT_JOB_FILE,
     count_epochs,
     describe_choice,
     find_gain,
+    find_least_gain,
     linear_document,
     refit_document,
 )
@@ -327,8 +327,9 @@ class StatementRunner:
             other = self._run_training(folder, found, LINEAR_JOB_FILE, exports=False)
             (folder / LINEAR_JOB_FILE).unlink()
             gain = find_gain(prepared.plan.label.kind, rows.validation, other.metrics, kept.metrics)
-            choice = describe_choice(gain)
-            if not gain > LEAST_GAIN:
+            least = find_least_gain(len(kept.history))
+            choice = describe_choice(gain, least)
+            if not gain > least:
                 kept, document, rate, epochs = other, {**linear, "name": document["name"]}, LINEAR_RATE, own_epochs
                 write_job(folder, "job.yaml", document, rate, epochs)
         write_job(folder, REFIT_JOB_FILE, refit_document(document, epochs, rows), rate, epochs)
