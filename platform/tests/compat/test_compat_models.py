@@ -28,11 +28,13 @@ from elasticdl_preprocessing.layers.to_number import ToNumber  # noqa: E402
 from elasticdl_preprocessing.layers.to_ragged import ToRagged  # noqa: E402
 from elasticdl_preprocessing.layers.to_sparse import ToSparse  # noqa: E402
 
-FEATURES = {
-    "job": tf.constant([["clerk"], [""], ["smith"]]),
-    "town": tf.constant([["Ulm"], ["Bonn"], ["?"]]),
-    "age": tf.constant([[17.0], [44.0], [0.0]]),
-}
+
+def features() -> dict[str, Any]:
+    return {
+        "job": tf.constant([["clerk"], [""], ["smith"]]),
+        "town": tf.constant([["Ulm"], ["Bonn"], ["?"]]),
+        "age": tf.constant([[17.0], [44.0], [0.0]]),
+    }
 
 
 def inputs() -> dict[str, Any]:
@@ -57,10 +59,10 @@ def wide_and_deep() -> Any:
 def test_a_functional_model_over_sparse_text_trains() -> None:
     model = wide_and_deep()
     model.compile("adam", "mse")
-    data = tf.data.Dataset.from_tensors((FEATURES, tf.constant([[1.0], [0.0], [1.0]])))
+    data = tf.data.Dataset.from_tensors((features(), tf.constant([[1.0], [0.0], [1.0]])))
     losses = model.fit(data, epochs=30, shuffle=False, verbose=0).history["loss"]
     assert losses[-1] < losses[0]
-    assert model(FEATURES).shape == (3, 1)
+    assert model(features()).shape == (3, 1)
 
 
 def test_symbolic_outputs_have_shapes_and_types() -> None:
@@ -80,18 +82,18 @@ def test_ragged_ids_of_a_functional_model_are_combined() -> None:
 
 def test_a_saved_model_predicts_the_same(tmp_path: Path) -> None:
     model = wide_and_deep()
-    expected = model(FEATURES)
+    expected = model(features())
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    np.testing.assert_allclose(loaded(FEATURES), expected, rtol=1e-6)
+    np.testing.assert_allclose(loaded(features()), expected, rtol=1e-6)
 
 
 def test_an_exported_model_predicts_the_same(tmp_path: Path) -> None:
     model = wide_and_deep()
-    expected = model(FEATURES)
+    expected = model(features())
     model.export(tmp_path, verbose=False)
     loaded = tf.saved_model.load(str(tmp_path))
-    served = loaded.serve(FEATURES)
+    served = loaded.serve(features())
     np.testing.assert_allclose(served, expected, rtol=1e-6)
 
 
@@ -126,12 +128,12 @@ def test_a_subclassed_model_calls_the_layers() -> None:
             return self.table(self.lookup(self.to_sparse(features["town"])))
 
     model = Wide()
-    assert model(FEATURES).shape == (3, 1)
+    assert model(features()).shape == (3, 1)
     table = np.asarray(model.table.embeddings)
-    np.testing.assert_allclose(model(FEATURES), table[[0, 1, 2]], rtol=1e-6)
+    np.testing.assert_allclose(model(features()), table[[0, 1, 2]], rtol=1e-6)
 
 
 def test_layers_work_in_a_dataset() -> None:
     lookup = IndexLookup(["Ulm", "Bonn"])
-    dataset = tf.data.Dataset.from_tensor_slices(FEATURES["town"]).batch(3).map(lookup)
+    dataset = tf.data.Dataset.from_tensor_slices(features()["town"]).batch(3).map(lookup)
     assert next(iter(dataset)).numpy().tolist() == [[0], [1], [2]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,18 @@ from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
 
 LABELS = np.array([[1.0], [0.0], [0.5]], np.float32)
 IDS = np.array([[3, 1, 1], [0, 2, 0], [4, 4, 4]])
-RAGGED = tf.ragged.constant([[3, 1, 1, 4], [], [2]], tf.int64)
-SPARSE = tf.sparse.from_dense(np.array([[3, 0, 1], [0, 2, 0], [0, 0, 4]], np.int64))
-FEATURES = {"dense": tf.constant(IDS), "ragged": RAGGED, "sparse": SPARSE}
 ANY = np.array([[-7, 2**62, 5], [5, 5, 0], [-(2**63), 9, 2**63 - 1]])
+
+
+def ragged_ids() -> Any:
+    return tf.ragged.constant([[3, 1, 1, 4], [], [2]], tf.int64)
+
+
+FORMS: dict[str, Callable[[], Any]] = {
+    "dense": lambda: tf.constant(IDS),
+    "ragged": ragged_ids,
+    "sparse": lambda: tf.sparse.from_dense(np.array([[3, 0, 1], [0, 2, 0], [0, 0, 4]], np.int64)),
+}
 
 
 def combining(kind: str, combiner: str, input_dim: int | None = 5, **options: Any) -> Any:
@@ -55,7 +64,7 @@ class WeightedLookup(keras.Model):  # type: ignore[misc]
 def test_combined_rows_have_the_gradients_of_plain_keras(kind: str, combiner: str) -> None:
     network = network_of(lambda: combining(kind, combiner, mask_zero=combiner == "mean"))
     assert [(table.rows, table.dim) for table in network.tables] == [(5, 4)]
-    check_step(network, FEATURES[kind], LABELS)
+    check_step(network, FORMS[kind](), LABELS)
 
 
 @pytest.mark.parametrize("with_sample", [True, False])
@@ -70,7 +79,7 @@ def test_ids_without_a_bound_have_the_gradients_of_plain_keras(with_sample: bool
 
 @pytest.mark.repetition
 def test_weights_in_a_subclassed_model() -> None:
-    features = {"ids": RAGGED, "weights": RAGGED.with_values(tf.constant([0.5, 2.0, 1.0, 1.0, 3.0]))}
+    features = {"ids": ragged_ids(), "weights": ragged_ids().with_values(tf.constant([0.5, 2.0, 1.0, 1.0, 3.0]))}
     check_step(network_of(WeightedLookup, features), features, LABELS)
 
 
@@ -85,7 +94,7 @@ def test_a_step_takes_ragged_features_of_any_length_without_a_new_trace() -> Non
 @pytest.mark.repetition
 def test_saved_models_need_no_edl(tmp_path: Path) -> None:
     """The lookup table and its rows are in the SavedModel; a ``.keras`` file needs edl.layers if ids are not dense."""
-    for kind in FEATURES:
+    for kind in FORMS:
         export_combining(kind, tmp_path / kind)
     code = """
         import keras, numpy as np, tensorflow as tf
@@ -113,12 +122,12 @@ def export_combining(kind: str, folder: Path) -> None:
     rows = {name: RowBatch(np.array([4, 1, 3]), np.arange(12, dtype=np.float32).reshape(3, 4))}
     write_export(network, rows, folder)
     loaded = keras.models.load_model(folder / "model.keras")
-    expected = loaded(FEATURES[kind]).numpy()
+    expected = loaded(FORMS[kind]()).numpy()
     table = np.concatenate([rows[name].values, np.zeros((2, 4), np.float32)])
     lent = {
         name: RowBatch(np.array([4, 1, 3, 0, 2]), table)
     }  # ids that nobody trained have the mean of what they might be
-    np.testing.assert_allclose(network.predict(network.initial_values(), lent, FEATURES[kind]), expected, rtol=1e-5)
+    np.testing.assert_allclose(network.predict(network.initial_values(), lent, FORMS[kind]()), expected, rtol=1e-5)
     np.savez(folder / "expected.npz", outputs=expected)
 
 

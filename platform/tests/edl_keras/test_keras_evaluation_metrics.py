@@ -21,10 +21,10 @@ from edl.api.errors import BadInputError  # noqa: E402
 from edl.keras.evaluation_metrics import EvaluationMetrics  # noqa: E402
 from edl.keras.user_code import UserCodeError  # noqa: E402
 
-LABELS = tf.zeros([4, 1])
-FINE = tf.constant([[1.0], [2.0], [3.0], [4.0]])
+LABELS = np.zeros([4, 1], np.float32)
+FINE = np.array([[1.0], [2.0], [3.0], [4.0]], np.float32)
 DIVERGED = tuple(
-    tf.constant(np.array(values, np.float32).reshape(4, 1))
+    np.array(values, np.float32).reshape(4, 1)
     for values in ([math.nan] * 4, [1.0, math.nan, 3.0, 4.0], [1.0, 2.0, math.inf, -math.inf])
 )
 

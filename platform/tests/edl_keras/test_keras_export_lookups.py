@@ -23,13 +23,20 @@ from edl.layers import Embedding  # noqa: E402
 from edl.layers.combiners import COMBINERS  # noqa: E402
 
 Layers = keras.layers
-WORDS = tf.ragged.constant([["b", "a", "z"], [], ["c"], ["a", "a"]])
-NUMBERS = tf.ragged.constant([[20, 10, 99], [], [30], [10, 10]], tf.int64)
+
+
+def words() -> Any:
+    return tf.ragged.constant([["b", "a", "z"], [], ["c"], ["a", "a"]])
+
+
+def numbers() -> Any:
+    return tf.ragged.constant([[20, 10, 99], [], [30], [10, 10]], tf.int64)
+
 
 LOOKUPS = {
-    "StringLookup": (WORDS, lambda: Layers.StringLookup(vocabulary=["a", "b", "c"])),
-    "Hashing": (WORDS, lambda: Layers.Hashing(4)),
-    "IntegerLookup": (NUMBERS, lambda: Layers.IntegerLookup(vocabulary=[10, 20, 30])),
+    "StringLookup": (words, lambda: Layers.StringLookup(vocabulary=["a", "b", "c"])),
+    "Hashing": (words, lambda: Layers.Hashing(4)),
+    "IntegerLookup": (numbers, lambda: Layers.IntegerLookup(vocabulary=[10, 20, 30])),
 }
 FORMS = {
     "dense": lambda ragged: ragged.to_tensor(shape=[None, 3]),
@@ -47,7 +54,8 @@ CASES = [
 
 def combining(lookup: str, form: str) -> Any:
     """A model of every combiner, of a table with a bound and of one without, behind a layer that makes ids."""
-    ragged, layer = LOOKUPS[lookup]
+    make_features, layer = LOOKUPS[lookup]
+    ragged = make_features()
     columns = 3 if form == "dense" else None
     given = keras.Input([columns], dtype=ragged.dtype.name, sparse=form == "sparse", ragged=form == "ragged")
     ids = layer()(given)
@@ -57,7 +65,7 @@ def combining(lookup: str, form: str) -> Any:
 
 @pytest.mark.parametrize(("lookup", "form"), CASES)
 def test_a_file_predicts_what_was_trained(lookup: str, form: str, tmp_path: Path) -> None:
-    features = FORMS[form](LOOKUPS[lookup][0])
+    features = FORMS[form](LOOKUPS[lookup][0]())
     network = network_of(lambda: combining(lookup, form))
     rows = rows_for(network, features)
     write_export(network, rows, tmp_path)

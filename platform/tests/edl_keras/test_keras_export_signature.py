@@ -21,20 +21,19 @@ from edl_keras.embedding_harness import network_of, rows_for, write_export  # no
 from edl.keras.model_building import named_component_specs  # noqa: E402
 from edl.layers import Embedding  # noqa: E402
 
-TAGS = tf.ragged.constant([[3, 1], [], [2]], tf.int64)
-PRICES = tf.constant([[1.0], [2.0], [3.0]])
-FORMS = {
-    "ragged": (TAGS, {"tags_values": TAGS.flat_values, "tags_row_splits": TAGS.row_splits}),
-    "sparse": (
-        TAGS.to_sparse(),
-        {
-            "tags_indices": TAGS.to_sparse().indices,
-            "tags_values": TAGS.to_sparse().values,
-            "tags_dense_shape": TAGS.to_sparse().dense_shape,
-        },
-    ),
-    "dense": (TAGS.to_tensor(), {"tags": TAGS.to_tensor()}),
-}
+PRICES = np.array([[1.0], [2.0], [3.0]], np.float32)
+
+
+def tags_in_parts(form: str) -> tuple[Any, dict[str, Any]]:
+    """Tags of three records, and the parts in which a SavedModel takes them."""
+    tags = tf.ragged.constant([[3, 1], [], [2]], tf.int64)
+    if form == "ragged":
+        return tags, {"tags_values": tags.flat_values, "tags_row_splits": tags.row_splits}
+    if form == "dense":
+        return tags.to_tensor(), {"tags": tags.to_tensor()}
+    sparse = tags.to_sparse()
+    parts = {"indices": sparse.indices, "values": sparse.values, "dense_shape": sparse.dense_shape}
+    return sparse, {f"tags_{name}": part for name, part in parts.items()}
 
 
 class DictInputModel(keras.Model):
@@ -48,7 +47,7 @@ class DictInputModel(keras.Model):
 
 
 def functional(form: str) -> Any:
-    columns = TAGS.to_tensor().shape[1] if form == "dense" else None
+    columns = 2 if form == "dense" else None
     tags = keras.Input([columns], dtype="int64", name="tags", ragged=form == "ragged", sparse=form == "sparse")
     price = keras.Input([1], name="price")
     both = keras.layers.Concatenate()([Embedding(2, 5, combiner="sum")(tags), price])
@@ -68,15 +67,16 @@ def functional(form: str) -> Any:
 )
 @pytest.mark.first_cases(1)
 def test_features_keep_their_names(form: str, subclassed: bool, tmp_path: Path) -> None:
-    tags, parts = FORMS[form]
-    features = {"tags": tags, "price": PRICES}
+    tags, parts = tags_in_parts(form)
+    prices = tf.constant(PRICES)
+    features = {"tags": tags, "price": prices}
     network = network_of(DictInputModel if subclassed else lambda: functional(form), features)
     rows = rows_for(network, features)
     write_export(network, rows, tmp_path)
     expected = network.predict(network.initial_values(), rows, features)
     served = tf.saved_model.load(str(tmp_path / "saved_model"))
     np.testing.assert_allclose(served.serve(features), expected, rtol=1e-5)
-    found = served.signatures["serving_default"](price=PRICES, **parts)
+    found = served.signatures["serving_default"](price=prices, **parts)
     np.testing.assert_allclose(found["output_0"], expected, rtol=1e-5)
 
 
@@ -98,7 +98,7 @@ class UnstackingModel(keras.Model):
 @pytest.mark.parametrize("form", ["sparse", "ragged"])
 @pytest.mark.first_cases(1)
 def test_a_model_is_traced_with_its_own_features_only(form: str, tmp_path: Path) -> None:
-    tags, parts = FORMS[form]
+    tags, parts = tags_in_parts(form)
     network = network_of(lambda: UnstackingModel(form), {"tags": tags})
     write_export(network, {}, tmp_path)
     expected = network.predict(network.initial_values(), {}, {"tags": tags})

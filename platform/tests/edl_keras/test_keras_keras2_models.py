@@ -389,15 +389,19 @@ def test_a_model_of_keras_2_needs_the_field(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("convert", "value"),
+    ("convert", "make"),
     [
-        (keras2_models.to_keras3_optimizer, type("Mine", (tf_keras.optimizers.SGD,), {})()),
-        (keras2_models.to_keras3_metrics, type("Mine", (tf_keras.metrics.Mean,), {})()),
-        (keras2_models.to_keras3_loss, type("Mine", (tf_keras.losses.MeanSquaredError,), {})()),
-        (lambda value: keras2_models.to_keras3_callbacks([value]), tf_keras.callbacks.BackupAndRestore("/tmp/x")),
+        (keras2_models.to_keras3_optimizer, type("Mine", (tf_keras.optimizers.SGD,), {})),
+        (keras2_models.to_keras3_metrics, type("Mine", (tf_keras.metrics.Mean,), {})),
+        (keras2_models.to_keras3_loss, type("Mine", (tf_keras.losses.MeanSquaredError,), {})),
+        (
+            lambda value: keras2_models.to_keras3_callbacks([value]),
+            lambda: tf_keras.callbacks.BackupAndRestore("/tmp/x"),
+        ),
     ],
 )
-def test_classes_without_a_counterpart_are_refused_by_name(convert: Any, value: Any) -> None:
+def test_classes_without_a_counterpart_are_refused_by_name(convert: Any, make: Any) -> None:
+    value = make()
     with pytest.raises(BadInputError, match=type(value).__name__) as refused:
         convert(value)
     assert "import keras" in (refused.value.hint or "")

@@ -165,7 +165,8 @@ def test_class_weights_count_in_training_only(labels: Any, tmp_path: Path) -> No
     assert_same(tmp_path, text, labels, class_weight={0: 3.0, 1: 1.0, 2: 0.25}, loss=name)
 
 
-NAMES = tf.constant(["setosa", "virginica", "setosa", "virginica"])
+def names() -> Any:
+    return tf.constant(["setosa", "virginica", "setosa", "virginica"])
 
 
 @pytest.mark.parametrize(
@@ -181,7 +182,7 @@ def test_labels_that_are_strings_are_told(loss: str, named: str, tmp_path: Path)
     outputs = ("kind",) if "kind" in loss else ()
     objective = ModelLoss(load(tmp_path, f"{THREE_CLASSES}\nloss = {loss}\n"), outputs)
     with pytest.raises(BadInputError, match="feed gives labels that are strings") as caught:
-        objective(NAMES, tf.ones([4, 3]) / 3, None, [], training=True)
+        objective(names(), tf.ones([4, 3]) / 3, None, [], training=True)
     assert named in caught.value.message
     assert caught.value.where == str(tmp_path / "zoo" / "asked.py")
     assert "StringLookup" in str(caught.value.hint)
@@ -193,7 +194,7 @@ def loss(labels, predictions):
     return tf.where(labels == "setosa", predictions[:, 0], 0.0)
 """
     objective = ModelLoss(load(tmp_path, THREE_CLASSES + text), ())
-    assert float(objective(NAMES, tf.ones([4, 3]), None, [], training=True)) == pytest.approx(0.5)
+    assert float(objective(names(), tf.ones([4, 3]), None, [], training=True)) == pytest.approx(0.5)
 
 
 def test_class_weights_may_be_a_function(tmp_path: Path) -> None:

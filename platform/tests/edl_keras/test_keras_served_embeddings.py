@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,14 @@ from edl.layers import Embedding as AnyId  # noqa: E402
 RNG = np.random.default_rng(0)
 IDS = RNG.integers(0, 50, (12, 5))
 LABELS = RNG.random((12, 1), np.float32)
-VOCABULARY = tf.range(50, dtype=tf.int64)
 Layers = keras.layers
+
+
+@cache
+def vocabulary() -> Any:
+    """A tensor that is made outside of the graphs that read it."""
+    with tf.init_scope():
+        return tf.range(50, dtype=tf.int64)
 
 
 # ---------------------------------------------------------------- models in which an Embedding is served
@@ -374,8 +381,8 @@ CUT: dict[str, tuple[Any, Any]] = {
     ),
     "and widened again": (lambda: NarrowingLookup(lambda ids: tf.cast(narrow(ids), tf.int64)), None),
     "in a table of any id": (lambda: NarrowingLookup(narrow, AnyId(4, name="table")), None),
-    "ragged": (lambda: NarrowingLookup(lambda ids: narrow(ids).to_tensor()), tf.RaggedTensor.from_tensor(IDS)),
-    "sparse": (lambda: NarrowingLookup(lambda ids: tf.sparse.to_dense(narrow(ids))), tf.sparse.from_dense(IDS)),
+    "ragged": (lambda: NarrowingLookup(lambda ids: narrow(ids).to_tensor()), lambda: tf.RaggedTensor.from_tensor(IDS)),
+    "sparse": (lambda: NarrowingLookup(lambda ids: tf.sparse.to_dense(narrow(ids))), lambda: tf.sparse.from_dense(IDS)),
 }
 
 
@@ -390,8 +397,8 @@ def int32_input(layer: Any) -> Any:
 
 @pytest.mark.parametrize("how", CUT)
 def test_ids_that_lose_bits_are_refused_when_the_model_is_made(how: str) -> None:
-    model, features = CUT[how]
-    features = tf.constant(IDS) if features is None else features
+    model, make_features = CUT[how]
+    features = tf.constant(IDS) if make_features is None else make_features()
     with pytest.raises(UnsupportedEmbeddingError, match=r"the Embedding '.*table' .*int64.*int32") as caught:
         network_of(model, features)
     assert 'keras.Input(..., dtype="int64")' in str(caught.value)
@@ -409,7 +416,7 @@ def hashed(ids: Any) -> Any:
 
 
 def from_vocabulary(ids: Any) -> Any:
-    return tf.cast(tf.gather(VOCABULARY, ids), tf.int32)
+    return tf.cast(tf.gather(vocabulary(), ids), tf.int32)
 
 
 def hashed_for_a_model() -> Any:

@@ -16,8 +16,10 @@ from edl.keras.traced_function import TRACING_LOCK, TracedFunction, as_array  # 
 from edl.numerics import aligned_memory  # noqa: E402
 
 
-@pytest.mark.parametrize("argument", [np.zeros((2, 3), np.float32), tf.ragged.constant([[1.0], [2.0, 3.0]])])
-def test_a_function_is_traced_while_no_other_of_its_model_is(argument: Any) -> None:
+@pytest.mark.parametrize(
+    "make", [lambda: np.zeros((2, 3), np.float32), lambda: tf.ragged.constant([[1.0], [2.0, 3.0]])]
+)
+def test_a_function_is_traced_while_no_other_of_its_model_is(make: Any) -> None:
     """Layers remember what they are traced for: rows that are lent to one graph must not appear in another."""
     held: list[bool] = []
 
@@ -25,7 +27,7 @@ def test_a_function_is_traced_while_no_other_of_its_model_is(argument: Any) -> N
         held.append(TRACING_LOCK.locked())
         return value
 
-    traced = TracedFunction(function)
+    traced, argument = TracedFunction(function), make()
     traced(argument)
     traced(argument)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -13,22 +14,36 @@ import tensorflow as tf  # noqa: E402
 
 from edl.keras.written_variables import find_written_variables  # noqa: E402
 
-READ = tf.Variable(2.0)
-WRITTEN = tf.Variable(0.0)
-TABLE = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1)
+
+@cache
+def read() -> Any:
+    with tf.init_scope():
+        return tf.Variable(2.0)
+
+
+@cache
+def written() -> Any:
+    with tf.init_scope():
+        return tf.Variable(0.0)
+
+
+@cache
+def table() -> Any:
+    with tf.init_scope():
+        return tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1)
 
 
 def look_up(words: Any) -> Any:
-    return TABLE.lookup(words) + tf.cast(READ, tf.int64) + tf.cast(TABLE.size(), tf.int64)
+    return table().lookup(words) + tf.cast(read(), tf.int64) + tf.cast(table().size(), tf.int64)
 
 
 def count(words: Any) -> Any:
-    WRITTEN.assign_add(READ)
+    written().assign_add(read())
     return look_up(words)
 
 
 def insert(words: Any) -> Any:
-    TABLE.insert(words, tf.ones_like(look_up(words)))
+    table().insert(words, tf.ones_like(look_up(words)))
     return look_up(words)
 
 
@@ -71,13 +86,15 @@ def test_a_lookup_only_reads_its_table(place: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_writes_are_found_wherever_they_stand(place: Callable[..., Any]) -> None:
-    assert find_in(lambda words: place(count, words)) == {id(WRITTEN.handle)}
-    assert find_in(lambda words: place(insert, words)) == {id(TABLE.resource_handle)}
+    assert find_in(lambda words: place(count, words)) == {id(written().handle)}
+    assert find_in(lambda words: place(insert, words)) == {id(table().resource_handle)}
 
 
 def test_an_operation_that_is_not_known_to_read_counts_as_a_write() -> None:
     def function(words: Any) -> Any:
-        with tf.control_dependencies([tf.raw_ops.LookupTableRemoveV2(table_handle=TABLE.resource_handle, keys=words)]):
+        with tf.control_dependencies(
+            [tf.raw_ops.LookupTableRemoveV2(table_handle=table().resource_handle, keys=words)]
+        ):
             return words
 
-    assert find_in(function) == {id(TABLE.resource_handle)}
+    assert find_in(function) == {id(table().resource_handle)}

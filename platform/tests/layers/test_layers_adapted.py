@@ -116,17 +116,18 @@ def test_the_result_is_read_from_a_file_and_the_layer_is_saved(
 
 
 @pytest.mark.parametrize(
-    ("column", "layer", "named"),
+    ("column", "make", "named"),
     [
-        ("size", keras.layers.Normalization(), "no column size"),
-        ("city", keras.layers.Normalization(), "needs numbers"),
-        ("age", keras.layers.StringLookup(), "does not look up"),
-        ("age", keras.layers.Discretization(bin_boundaries=[1.0]), "num_bins"),
-        (["age", "km"], keras.layers.Discretization(num_bins=3), "one column"),
-        ("age", keras.layers.Dense(2), "does not know Dense"),
+        ("size", lambda: keras.layers.Normalization(), "no column size"),
+        ("city", lambda: keras.layers.Normalization(), "needs numbers"),
+        ("age", lambda: keras.layers.StringLookup(), "does not look up"),
+        ("age", lambda: keras.layers.Discretization(bin_boundaries=[1.0]), "num_bins"),
+        (["age", "km"], lambda: keras.layers.Discretization(num_bins=3), "one column"),
+        ("age", lambda: keras.layers.Dense(2), "does not know Dense"),
     ],
 )
-def test_what_cannot_be_adapted_is_named(statistics: dict[str, Any], column: Any, layer: Any, named: str) -> None:
+def test_what_cannot_be_adapted_is_named(statistics: dict[str, Any], column: Any, make: Any, named: str) -> None:
+    layer = make()
     with pytest.raises(ValueError, match=named):
         adapt_from(statistics, column, layer)
 

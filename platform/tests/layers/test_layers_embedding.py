@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -118,41 +119,59 @@ def test_what_does_not_go_together_is_refused(call: Any, said: str) -> None:
         call()
 
 
-SPARSE = tf.sparse.from_dense([[1, 2, 0], [3, 0, 0]])
-ONES = tf.ones([3])
-OTHER_FORMS: dict[str, Any] = {
-    "sparse ids of rank 3": (tf.sparse.from_dense([[[1, 2]], [[3, 0]]]), None, r"\[records, columns\]"),
-    "ragged ids, ragged weights of other lengths": (
+def sparse() -> Any:
+    return tf.sparse.from_dense([[1, 2, 0], [3, 0, 0]])
+
+
+OTHER_FORMS: dict[str, Callable[[], tuple[Any, Any, str]]] = {
+    "sparse ids of rank 3": lambda: (tf.sparse.from_dense([[[1, 2]], [[3, 0]]]), None, r"\[records, columns\]"),
+    "ragged ids, ragged weights of other lengths": lambda: (
         tf.ragged.constant([[1, 2], [3]]),
         tf.ragged.constant([[1.0], [2.0, 3.0]]),
         "weights .* row_splits",
     ),
-    "ragged ids, fewer weights": (
+    "ragged ids, fewer weights": lambda: (
         tf.ragged.constant([[1, 2], [3]]),
         tf.ragged.constant([[1.0]]),
         "weights .* row_splits",
     ),
-    "ragged ids, weights that are ragged twice": (
+    "ragged ids, weights that are ragged twice": lambda: (
         tf.ragged.constant([[1, 2], [3]]),
         tf.ragged.constant([[[1.0], [2.0]], [[3.0]]]),
         "weights .* ragged .*rank 1",
     ),
-    "ragged ids, a row of weights for each": (
+    "ragged ids, a row of weights for each": lambda: (
         tf.ragged.constant([[1, 2], [3]]),
         tf.RaggedTensor.from_row_splits(tf.ones([3, 2]), [0, 2, 3]),
         "weights .* ragged .*rank 1",
     ),
-    "sparse ids, sparse weights elsewhere": (
-        SPARSE,
+    "sparse ids, sparse weights elsewhere": lambda: (
+        sparse(),
         tf.sparse.from_dense([[1.0, 0.0, 2.0], [3.0, 0.0, 0.0]]),
         "weights .* indices",
     ),
-    "sparse ids, fewer weights": (SPARSE, tf.sparse.from_dense([[1.0, 0, 0], [0, 0, 0]]), "weights .* indices"),
-    "dense ids, one weight a record": (tf.constant([[1, 2], [3, 0]]), tf.ones([2, 1]), "weights .* shape"),
-    "sparse ids, dense weights": (SPARSE, tf.ones([2, 3]), "ids are sparse .* weights .* dense"),
-    "sparse ids, ragged weights": (SPARSE, tf.ragged.constant([[1.0], [2.0]]), "ids are sparse .* weights .* ragged"),
-    "ragged ids, dense weights": (tf.ragged.constant([[1, 2], [3]]), ONES, "ids are ragged .* weights .* dense"),
-    "dense ids, sparse weights": (tf.constant([[1, 2]]), tf.sparse.from_dense([[1.0]]), "ids are dense .* sparse"),
+    "sparse ids, fewer weights": lambda: (
+        sparse(),
+        tf.sparse.from_dense([[1.0, 0, 0], [0, 0, 0]]),
+        "weights .* indices",
+    ),
+    "dense ids, one weight a record": lambda: (tf.constant([[1, 2], [3, 0]]), tf.ones([2, 1]), "weights .* shape"),
+    "sparse ids, dense weights": lambda: (sparse(), tf.ones([2, 3]), "ids are sparse .* weights .* dense"),
+    "sparse ids, ragged weights": lambda: (
+        sparse(),
+        tf.ragged.constant([[1.0], [2.0]]),
+        "ids are sparse .* weights .* ragged",
+    ),
+    "ragged ids, dense weights": lambda: (
+        tf.ragged.constant([[1, 2], [3]]),
+        tf.ones([3]),
+        "ids are ragged .* weights .* dense",
+    ),
+    "dense ids, sparse weights": lambda: (
+        tf.constant([[1, 2]]),
+        tf.sparse.from_dense([[1.0]]),
+        "ids are dense .* sparse",
+    ),
 }
 
 
@@ -160,7 +179,7 @@ OTHER_FORMS: dict[str, Any] = {
 @pytest.mark.parametrize("case", OTHER_FORMS)
 @pytest.mark.first_cases(8)
 def test_ids_and_weights_of_other_forms_are_refused(case: str, traced: bool) -> None:
-    ids, weights, said = OTHER_FORMS[case]
+    ids, weights, said = OTHER_FORMS[case]()
     layer = Embedding(DIM, ROWS, combiner="sum", name="tags")
     call = layer
     if traced:  # with nothing known of the shapes but ranks

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -481,7 +482,11 @@ def test_a_csv_file_that_begins_with_a_record_of_numbers_is_a_warning(
     assert all(", ".join(names) in text for text in reported)
 
 
-GOOD_IMAGE = tf.io.encode_png(np.full((2, 2, 3), 7, np.uint8)).numpy()
+@cache
+def good_image() -> bytes:
+    return bytes(tf.io.encode_png(np.full((2, 2, 3), 7, np.uint8)).numpy())
+
+
 BAD_IMAGE = b"\xff\xd8\xff\xda of the right length, and wrong inside \xff\xd9"
 
 
@@ -501,7 +506,7 @@ def decoding_feed(dataset: Any, mode: str, metadata: Any) -> Any:
 
 def test_an_image_that_feed_cannot_decode_is_skipped_and_counted_as_a_corrupt_record() -> None:
     feed, skipper = FeedFunction(decoding_feed, "training", None), CorruptRecordSkipper(2)
-    images = [GOOD_IMAGE, BAD_IMAGE, GOOD_IMAGE, BAD_IMAGE + b"2\xff\xd9"]
+    images = [good_image(), BAD_IMAGE, good_image(), BAD_IMAGE + b"2\xff\xd9"]
     for _ in range(2):  # the next epoch has the same ones
         minibatch = feed.make_minibatch(0, images_window(images, skipper))
         assert minibatch is not None
@@ -526,7 +531,7 @@ def test_an_image_inside_of_an_example_is_skipped_and_counted_too(as_list: bool)
     feed, skipper = FeedFunction(lambda d, m, i: d.map(parse), "training", None), CorruptRecordSkipper(1)
     records = [
         serialize_example({"label": number, "image": image, "names": [b"x", image] if as_list else b"x"})
-        for number, image in enumerate([GOOD_IMAGE, BAD_IMAGE, GOOD_IMAGE])
+        for number, image in enumerate([good_image(), BAD_IMAGE, good_image()])
     ]
     made = feed.make_minibatch(0, RecordWindow(records, 0, "x.tfrecord", 0, skip_image=skipper.skip_image))
     assert made is not None
@@ -539,7 +544,7 @@ def test_an_image_inside_of_an_example_is_skipped_and_counted_too(as_list: bool)
 def test_a_job_that_allows_no_corrupt_records_ends_and_names_the_field() -> None:
     feed = FeedFunction(decoding_feed, "training", None)
     with pytest.raises(FeedError, match="record 1 of pets") as raised:
-        feed.make_minibatch(0, images_window([GOOD_IMAGE, BAD_IMAGE], CorruptRecordSkipper(0)))
+        feed.make_minibatch(0, images_window([good_image(), BAD_IMAGE], CorruptRecordSkipper(0)))
     assert "data.max_corrupt_records" in (raised.value.hint or "")
 
 
@@ -548,7 +553,7 @@ def test_an_image_is_not_blamed_for_what_feed_raises_of_other_records() -> None:
     assert feed.make_minibatch(0, images_window([BAD_IMAGE], skipper)) is None, "feed does not decode it"
     feed = FeedFunction(lambda d, m, i: d.map(lambda r: (r["label"], 1 // r["label"])), "training", None)
     with pytest.raises(FeedError, match="record 0 of pets") as raised:
-        feed.make_minibatch(0, images_window([GOOD_IMAGE, BAD_IMAGE], skipper))
+        feed.make_minibatch(0, images_window([good_image(), BAD_IMAGE], skipper))
     assert "max_corrupt" not in (raised.value.hint or "")
     assert skipper.count == 0
 
@@ -556,7 +561,7 @@ def test_an_image_is_not_blamed_for_what_feed_raises_of_other_records() -> None:
 def test_skipped_images_are_reported_with_their_step() -> None:
     skipper = CorruptRecordSkipper(1)
     feed = FeedFunction(decoding_feed, "training", None)
-    images = images_window([GOOD_IMAGE, BAD_IMAGE, GOOD_IMAGE], skipper).records
+    images = images_window([good_image(), BAD_IMAGE, good_image()], skipper).records
 
     class Reader:
         def read(self, source: str, start: int, end: int, on_corrupt: Any = None) -> Any:
@@ -599,9 +604,9 @@ def test_images_are_decoded_by_as_many_threads_as_the_worker_has_cores(
         (feed_with(lambda record: tf.io.decode_image(record["image"], 3, expand_animations=False)), expected),
         (feed_with(lambda record: record["label"]), []),
     ):
-        minibatch = feed.make_minibatch(0, images_window([GOOD_IMAGE] * 3, CorruptRecordSkipper(0)))
+        minibatch = feed.make_minibatch(0, images_window([good_image()] * 3, CorruptRecordSkipper(0)))
         assert minibatch is not None
         assert minibatch.labels.numpy().tolist() == [0, 1, 2]
-        operations = traced_operations(feed, images_window([GOOD_IMAGE], CorruptRecordSkipper(0)))
+        operations = traced_operations(feed, images_window([good_image()], CorruptRecordSkipper(0)))
         found = [each for each in operations if each.type == "PrivateThreadPoolDataset"]
         assert [tf.get_static_value(each.inputs[1]) for each in found] == threads
