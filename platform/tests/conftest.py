@@ -1,20 +1,21 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import importlib.util
+import itertools
 import os
+import re
 import signal
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 from support.examples import examples
+from support.forked_run import ForkedRun
 from support.logging_levels import restored_logging
 
 from edl.keras.tensorflow_import import import_tensorflow
@@ -35,6 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-scenarios", action="store_true", help="write what the core does now into tests/scenarios/*.txt"
     )
+    parser.addoption("--forks", type=int, help="run the tests in this many processes, forked after the collection")
     parser.addoption("--third", type=int, choices=(0, 1, 2), help="run this third of the tests: `make third`")
     parser.addoption(
         "--update-golden",
@@ -43,31 +45,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Behind a shell's ``&`` Ctrl-C is ignored, and that is inherited. Jobs of tests must not: they are interrupted."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def import_share(config: pytest.Config) -> None:
-    """Each of xdist's processes begins with another part of the test modules.
-
-    pytest rewrites the assertions of a module at its first import and keeps the result on disk. If all processes went
-    through the modules in one order, each of them would rewrite all modules of a fresh checkout: it takes longer than
-    to collect them.
-    """
-    worker = getattr(config, "workerinput", None)
-    if worker is None:
-        return
-    folder = Path(__file__).parent
-    roots = [Path(config.invocation_params.dir, argument.partition("::")[0]) for argument in config.args]
-    modules = sorted({path.resolve() for root in roots for path in root.rglob("test_*.py")})
-    if folder in map(Path.resolve, roots):
-        import_tensorflow()  # without scikit-learn, which Keras would import
-    names = [".".join(path.relative_to(folder).with_suffix("").parts) for path in modules if folder in path.parents]
-    for name in names[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
-        with suppress(Exception, pytest.skip.Exception):  # pytest imports it again, and reports what that raises
-            importlib.import_module(name)
+    if forks := config.getoption("forks", None):
+        config.pluginmanager.register(ForkedRun(forks))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -78,7 +61,9 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
     """
     gc.disable()
     try:
-        import_share(session.config)
+        folders = {Path(argument).resolve() for argument in session.config.args}
+        if session.config.getoption("forks") and Path(__file__).parent in folders:
+            import_tensorflow()  # without scikit-learn, which Keras would import
         return (yield)
     finally:
         gc.freeze()
@@ -122,6 +107,16 @@ def third_of(item: pytest.Item) -> int:
     return zlib.crc32(item.nodeid.partition("[")[0].encode()) % 3
 
 
+FOLDERS = itertools.count()
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new folder. That of pytest is numbered after a look at those of all tests before, which takes a millisecond."""
+    name = re.sub(r"\W", "_", request.node.name)[:30]
+    return tmp_path_factory.mktemp(f"{name}-{next(FOLDERS)}", numbered=False)
+
+
 LEFT_OUT = {"repetition", "thorough", "install"}
 PROCESSES = {"jobs", "faults"}
 
@@ -158,8 +153,8 @@ def weight(marks: set[str]) -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With ``--third N`` only that third is run; with ``--no-loadscope-reorder`` all kinds of files come in turn."""
-    if not config.getoption("loadscopereorder", True):
+    """With ``--third N`` only that third is run; of a run in several processes, all kinds of files come in turn."""
+    if config.getoption("forks"):
         items[:] = in_turn(items)
     third = config.getoption("third")
     if third is not None:
