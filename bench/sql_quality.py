@@ -5,7 +5,8 @@ of SQLite. Beside it stand scikit-learn's linear model and HistGradientBoosting 
 Nothing is chosen by the results: EDL's settings are those of the default statement. A score is accuracy, or R² of a
 number. Four tables have a planted signal, three of them one that no linear model finds.
 
-All of it is 250 trainings, half an hour on an idle machine. `--tables iris,wine --rounds 1` does less.
+All of it is 250 statements, each of three trainings: more than an hour on an idle machine. `--tables iris,wine
+--rounds 1` does less.
 """
 
 from __future__ import annotations
