@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,13 +14,14 @@ import numpy as np
 import pytest
 from support.all_reduce_job import BOUND, TOKEN, AllReduceJob, CountingReplica, Rank
 
+from edl.api.errors import RetryableError
 from edl.api.journal_entries import WorldAnnounced
 from edl.api.round_id import RoundId
 from edl.collective.collective_listener import CollectiveListener
 from edl.core.world_rounds import RoundPhase
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import BulkClient
-from edl.transport.bulk_connection import BulkConnection, FrameKind, FrameLimits
+from edl.transport.bulk_connection import BulkConnection, FrameKind, FrameLimits, encode_frame_head
 from edl.transport.peer_errors import BulkRefusedError
 from edl.worker.allreduce import state_parts, step_feed
 from edl.worker.allreduce.step_feed import StepFeed
@@ -249,6 +251,75 @@ def test_a_part_with_another_checksum_is_fetched_from_the_source(
     following.make_steps()
     assert_is_state_of(following, at_step)
     assert following.fetched == [[1]]
+
+
+def test_a_source_that_cuts_another_step_than_the_others_is_not_followed(following: Following) -> None:
+    """Its part and theirs would be no state of any step."""
+    following.start()
+    at_step = chosen_step(following)
+    feed = following.members[0].feed
+    feed._waiting = [each._replace(at_step=at_step + 1) for each in feed._waiting]
+    for step in range(following.step + 1, at_step + 2):
+        for member in following.members:
+            member.apply(step)
+    following.end_round()
+    assert not following.world.step
+    assert following.replica.counts.max() == 0
+
+
+def test_a_part_that_comes_too_slowly_is_fetched_from_the_source(
+    following: Following, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It makes progress, so that no silence ends the wait; the source would give the worker up."""
+    monkeypatch.setattr(state_parts, "WAIT_SECONDS", 0.2)
+    send = BulkConnection.send
+
+    def send_byte(connection: BulkConnection, byte: int) -> None:
+        try:
+            connection._sock.send(bytes([byte]))
+        except OSError as error:
+            raise RetryableError("the worker has gone") from error
+
+    def send_bit_by_bit(connection: BulkConnection, kind: FrameKind, meta: bytes = b"", buffers: Any = ()) -> None:
+        if kind is FrameKind.ROUND_STATE and pb.RoundState.FromString(meta).part == 2 and not following.fetched:
+            size = sum(memoryview(each).nbytes for each in buffers)
+            for byte in b"".join((encode_frame_head(kind, len(meta), size), meta, *map(bytes, buffers))):
+                send_byte(connection, byte)
+                following._changed.wait(0.005)
+            return
+        send(connection, kind, meta, buffers)
+
+    monkeypatch.setattr(BulkConnection, "send", send_bit_by_bit)
+    following.start()
+    at_step = chosen_step(following)
+    following.make_steps()
+    assert following.fetched == [[2]]
+    assert_is_state_of(following, at_step)
+
+
+def test_a_member_holds_only_the_part_that_it_sends(following: Following) -> None:
+    """Of workers that join together each may get its parts of another step: all members would hold all these states."""
+    member, elements = following.members[1], 1 << 20
+    model = CountingReplica(RECORDS).fingerprint()
+    request = pb.FollowRound(round=pb.Round(incarnation=1, number=1), model=model, part=1, parts=3)
+    with BulkClient(member.listener.address, TOKEN, timeout=5.0, max_body=0) as client:
+        client.request(FrameKind.FOLLOW_ROUND, request.SerializeToString())
+        limits = FrameLimits(1 << 16, 8 * elements)
+        connection = BulkConnection(client.release_socket(), "a member", limits, 5.0)
+    following.wait(lambda: member.feed._waiting)
+    found: list[weakref.ref[Any]] = []
+
+    def hold() -> tuple[bytes, list[np.ndarray[Any, Any]]]:
+        arrays = [np.full(elements, float(number)) for number in range(3)]
+        found.extend(map(weakref.ref, arrays))
+        return SHARES, arrays
+
+    for step in range(following.step + 1, member.feed._waiting[0].at_step + 1):
+        member.feed.serve_waiting(ROUND, step, hold)
+    # It is more than the socket takes, so that it is still being sent.
+    assert [array() is not None for array in found] == [False, True, False]
+    np.testing.assert_array_equal(np.frombuffer(connection.receive().body), np.full(elements, 1.0))
+    connection.close()
 
 
 @pytest.mark.parametrize("fields", [{"part": 2, "parts": 2}, {"parts": 65}, {"part": 1}])

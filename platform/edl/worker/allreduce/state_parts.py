@@ -10,6 +10,7 @@ import logging
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ _LOG = logging.getLogger(__name__)
 
 SPLIT_BYTES = 16 << 20
 """A smaller state comes from one member: with 1 Gbit/s in 130 ms."""
+WAIT_SECONDS = 20.0
+"""Seconds after the source's part in which the others must have come. The source holds the state for a longer time
+(``step_feed.FETCH_SECONDS``), in which it sends what is missing."""
 _CHECK_SECONDS = 0.05
 
 
@@ -114,13 +118,16 @@ class StateParts:
     def wait(self, state: memoryview, must_end: Callable[[], bool]) -> list[int]:
         """Wait for the parts, after the first one has come; returns the numbers of those that are missing.
 
+        A member that sends slowly makes progress without an end, while more and more steps wait at the source.
+
         Args:
             state: the others are written to their places in it.
             must_end: ends the wait.
         """
         self._is_due.set()
+        until = time.monotonic() + WAIT_SECONDS
         for thread in self._threads:
-            while thread.is_alive() and not must_end():
+            while thread.is_alive() and not must_end() and time.monotonic() < until:
                 thread.join(_CHECK_SECONDS)
         arrived = dict(self._arrived)
         for part, content in arrived.items():

@@ -294,6 +294,9 @@ class _HeldState:
 class _StateParts:
     """What one follower gets of a state: a part, and later those that others did not send; or all of it.
 
+    Only the member that may have to send other parts holds them. Each state that is held takes the memory of all its
+    variables as soon as the next step has changed them, and several workers may join at several steps.
+
     Args:
         state: the state.
         part: the number of the part.
@@ -301,7 +304,8 @@ class _StateParts:
     """
 
     def __init__(self, state: _HeldState, part: int, parts: int) -> None:
-        self._state, self._part, self._parts = state, part, parts
+        self._message, self._part, self._parts = state.message, part, parts
+        self._shares, self._pieces = (b"", self._cut(state.pieces, part)) if part else (state.shares, state.pieces)
 
     def send(self, connection: BulkConnection) -> bool:
         """Send it; returns whether the steps follow.
@@ -310,11 +314,12 @@ class _StateParts:
             EdlError: the follower is gone, or asks for something else.
         """
         is_first = self._part == 0
-        *first, last = _cut_bytes(self._state.shares if is_first else b"")
+        *first, last = _cut_bytes(self._shares)
         for shares in first:
-            message = pb.RoundState(step=self._state.message.step, shares=shares, continues=True)
+            message = pb.RoundState(step=self._message.step, shares=shares, continues=True)
             connection.send(FrameKind.ROUND_STATE, message.SerializeToString())
-        self._send_part(connection, self._part, last)
+        pieces = self._cut(self._pieces, 0) if is_first else self._pieces
+        self._send_part(connection, self._part, pieces, last)
         if is_first and self._parts:
             connection.set_timeout(FETCH_SECONDS)
             frame = connection.receive()
@@ -324,15 +329,18 @@ class _StateParts:
             for part in parse_message(pb.FetchParts, frame.meta).parts:
                 if not 0 < part < self._parts:
                     raise PeerRefusedError(f"there is no part {part} of {self._parts}", kind="bad")
-                self._send_part(connection, part, b"")
+                self._send_part(connection, part, self._cut(self._pieces, part), b"")
         return is_first
 
-    def _send_part(self, connection: BulkConnection, part: int, shares: bytes) -> None:
-        pieces, parts = self._state.pieces, self._parts
-        if parts:
-            pieces = cut_pieces(pieces, *part_bounds(sum(piece.size for piece in pieces), part, parts))
-        message = pb.RoundState(shares=shares, part=part, parts=parts, crc32=pieces_checksum(pieces))
-        message.MergeFrom(self._state.message)
+    def _cut(self, pieces: Sequence[Array], part: int) -> Sequence[Array]:
+        """A part of the whole state; all of it if it is not cut."""
+        if not self._parts:
+            return pieces
+        return cut_pieces(pieces, *part_bounds(sum(piece.size for piece in pieces), part, self._parts))
+
+    def _send_part(self, connection: BulkConnection, part: int, pieces: Sequence[Array], shares: bytes) -> None:
+        message = pb.RoundState(shares=shares, part=part, parts=self._parts, crc32=pieces_checksum(pieces))
+        message.MergeFrom(self._message)
         connection.send(FrameKind.ROUND_STATE, message.SerializeToString(), [piece.data for piece in pieces])
 
 

@@ -246,8 +246,11 @@ class StepFollower:
         """The state of ``step`` from all its parts, of which the frame is the first; None: this worker must end.
 
         Parts that no other member has sent come from the source, which keeps the state until then.
+
+        Raises:
+            PeerRefusedError: the source has cut the state of another step than the other members, or sends other bytes.
         """
-        parts.check(frame, 0, step)
+        parts.check(frame, 0, parts.at_step)
         missing = parts.wait(body, self._must_end)
         parts.close()
         if self._must_end():
