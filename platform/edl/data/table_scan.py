@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from edl.api.errors import BadInputError, EdlError
 from edl.data.arrow_reader import ArrowReader
 from edl.data.cache_folder import CACHE_OPTIONS, CacheFolder
 from edl.data.data_files import COMPRESSION_BY_SUFFIX, PathOrPaths, detect_format, find_data, format_of_name, read_error
+from edl.data.json_blocks import JsonBlock, parse_sound_lines, split_json_blocks
 from edl.data.numpy_reader import NumpyReader
 from edl.data.parquet_reader import ParquetFooter, read_footer
 from edl.data.reader_factory import ReaderOptions
@@ -35,7 +37,6 @@ from edl.data.text_ranges import (
     WiderTypeError,
     find_wider_column,
     open_text_ranges,
-    parse_json_block,
     widest_json_type,
     widest_type,
 )
@@ -368,41 +369,37 @@ def _scan_json(files: Sequence[Path], columns: Sequence[str], threads: int) -> T
     types: dict[str, Any] = {}
     for file in files:
         with _reading(file), _open_text(file) as text:
-            _widen_json_types(types, columns, [next(_json_blocks(text), b"")], file)
+            _widen_json_types(types, columns, islice(split_json_blocks(text, _BLOCK_BYTES), 1), file)
     try:
         return _scan_parts([_json_part(file, types, columns) for file in files], threads)
     except BadInputError as error:
         if not isinstance(error.__cause__, pa.ArrowException):
             raise
         sampled = dict(types)
+        damaged: set[Path] = set()
         # Arrow does not say which value of a later block has another type, or which name is new: all are looked at.
         for file in files:
             with _reading(file), _open_text(file) as text:
-                _widen_json_types(types, columns, _json_blocks(text), file)
-        if types == sampled:
-            raise
-    return _scan_parts([_json_part(file, types, columns) for file in files], threads)
+                if _widen_json_types(types, columns, split_json_blocks(text, _BLOCK_BYTES), file):
+                    damaged.add(file)
+        if types == sampled and not damaged:
+            damaged.update(files)  # which names the line
+    return _scan_parts([_json_part(file, types, columns, is_damaged=file in damaged) for file in files], threads)
 
 
-def _json_blocks(text: Any) -> Iterator[bytes]:
-    """Whole lines, in blocks of about the same size."""
-    rest = b""
-    while data := text.read(_BLOCK_BYTES):
-        whole, end, rest = (rest + data).rpartition(b"\n")
-        if end:
-            yield whole
-    if rest:
-        yield rest
-
-
-def _widen_json_types(types: dict[str, Any], chosen: Sequence[str], blocks: Iterable[bytes], file: Path) -> None:
+def _widen_json_types(types: dict[str, Any], chosen: Sequence[str], blocks: Iterable[JsonBlock], file: Path) -> bool:
     """Give each column the type that has all values of these blocks, too; only those of chosen columns must have one.
+
+    Returns:
+        Whether lines of the blocks are no objects.
 
     Raises:
         BadInputError: no type has all values of a column.
     """
-    for data in blocks:
-        table = parse_json_block(data)
+    is_damaged = False
+    for block in blocks:
+        table, damaged = parse_sound_lines(file, block, chosen)
+        is_damaged |= bool(damaged)
         for entry in () if table is None else table.schema:
             try:
                 types[entry.name] = widest_json_type(types.get(entry.name, pa.null()), entry.type)
@@ -414,22 +411,35 @@ def _widen_json_types(types: dict[str, Any], chosen: Sequence[str], blocks: Iter
                     where=str(file),
                     hint="write the column with one type, or name the other columns",
                 ) from error
+    return is_damaged
 
 
-def _json_part(file: Path, types: Mapping[str, Any], columns: Sequence[str]) -> Part:
-    """A file of JSON lines as all names with their types; one that a line does not have is missing there."""
+def _json_part(file: Path, types: Mapping[str, Any], columns: Sequence[str], *, is_damaged: bool = False) -> Part:
+    """A file of JSON lines as all names with their types; one that a line does not have is missing there.
+
+    Lines that are no objects are errors; if it is known that the file is damaged, they are counted.
+    """
     names = _check_columns(pa.schema(list(types.items())), columns, file)
     schema = pa.schema([(name, types[name]) for name in names])
+    others = "ignore" if columns else "error"
+    parse = pajson.ParseOptions(explicit_schema=schema, unexpected_field_behavior=others)
 
     def batches(statistics: TableStatistics) -> Iterator[Any]:
         options = pajson.ReadOptions(False, _BLOCK_BYTES)
-        others = "ignore" if columns else "error"
-        parse = pajson.ParseOptions(explicit_schema=schema, unexpected_field_behavior=others)
         with _reading(file), _open_text(file) as text, pajson.open_json(text, options, parse) as stream:
             for batch in stream:
                 yield batch.select(names)
 
-    return batches
+    def sound_batches(statistics: TableStatistics) -> Iterator[Any]:
+        with _reading(file), _open_text(file) as text:
+            for block in split_json_blocks(text, _BLOCK_BYTES):
+                table, damaged = parse_sound_lines(file, block, columns, parse)
+                for place in damaged:
+                    statistics.add_damage(place, 1)
+                if table is not None:
+                    yield table.select(names)
+
+    return sound_batches if is_damaged else batches
 
 
 def _scan_csv(files: Sequence[Path], options: Mapping[str, object], threads: int) -> TableStatistics:

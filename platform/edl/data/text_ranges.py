@@ -79,14 +79,6 @@ def widest_json_type(kind: Any, other: Any) -> Any:
     raise ValueError(f"{kind} in one part of the data and {other} in another")
 
 
-def parse_json_block(data: bytes) -> Any:
-    """Whole lines of JSON as an Arrow table, with the types that Arrow infers of them; None: all are blank."""
-    if not data.strip():
-        return None
-    options = pajson.ReadOptions(use_threads=False, block_size=len(data) + 1)
-    return pajson.read_json(pa.BufferReader(data), options)
-
-
 class TextRanges(Protocol):
     """A table in files of text, of which ranges of records are read."""
 

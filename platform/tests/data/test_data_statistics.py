@@ -466,6 +466,59 @@ def test_lines_behind_the_first_block_may_have_a_wider_type_or_another_name(
     assert (columns["late"]["count"], columns["late"]["missing"]) == (1, 100)
 
 
+@pytest.mark.parametrize(
+    ("odd", "said"),
+    [
+        ('{"n": "few", "t": "a"}', ["/n", "number", "string"]),
+        ('{"n": 1, "t": "a" "b"}', ["JSON parse error"]),
+        ('{"n": 1, "n": 2}', ["/n", "twice"]),
+    ],
+)
+@pytest.mark.parametrize("at", [2, 55])
+def test_a_line_that_one_process_cannot_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, odd: str, said: list[str], at: int
+) -> None:
+    monkeypatch.setattr(table_scan, "_BLOCK_BYTES", 256)
+    lines = ['{"n": 10, "t": "a"}'] * 100
+    lines[at] = odd
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join([lines[0], "", *lines[1:]]))
+    with pytest.raises(BadInputError) as error:
+        scan_table(path, {}, 1)
+    begin = path.read_bytes().index(odd.encode())
+    assert not missing_keys(error.value.message, f"record {at} ", f"byte {begin}", *said)
+    assert error.value.where == str(path)
+    assert not missing_keys(error.value.hint or "", "mend the line", "--columns")
+
+
+@pytest.mark.parametrize("odd", ['{"n": "few", "t": "a"}', '{"n": {"x": 1}, "t": "a"}', '{"n": 1, "n": 2, "t": "a"}'])
+@pytest.mark.parametrize("at", [2, 55])
+def test_of_a_line_that_one_process_cannot_read_other_columns_can_be_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, odd: str, at: int
+) -> None:
+    monkeypatch.setattr(table_scan, "_BLOCK_BYTES", 256)
+    write_lines(tmp_path / "a.jsonl", *['{"n": 10, "t": "a"}'] * at, odd, *['{"n": 10, "t": "a"}'] * 44)
+    found = columns_of(scan_table(tmp_path / "a.jsonl", {"columns": ["t"]}, 1))
+    assert (found["t"]["count"], [*found]) == (at + 45, ["t"])
+
+
+@pytest.mark.parametrize("odd", ['{"n": 1, "t', "[1, 2]", "words"])
+@pytest.mark.parametrize("at", [2, 55])
+def test_lines_that_are_no_objects_are_counted_by_one_process_as_by_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, odd: str, at: int
+) -> None:
+    monkeypatch.setattr(table_scan, "_BLOCK_BYTES", 256)
+    lines = [f'{{"n": {number}, "t": "a"}}' for number in range(100)]
+    lines[at] = odd
+    path = tmp_path / "a.jsonl"
+    write_lines(path, *lines)
+    found = scan_table(path, {}, 1)
+    assert (found.records, found.corrupt_records) == (99, 1)
+    by_workers = TableRanges(path, {}).scan(str(path), 0, 100)
+    assert found.to_json(10)["damaged"] == by_workers.to_json(10)["damaged"]
+    assert columns_of(found)["n"]["top"] == columns_of(by_workers)["n"]["top"]
+
+
 def test_dates_of_json_lines_are_text_as_for_a_job(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     write_lines(path, '{"day": "2020-01-01", "at": ["2020-01-01T10:00:00Z"]}')
