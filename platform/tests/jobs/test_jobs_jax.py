@@ -107,7 +107,7 @@ def test_a_network_is_trained_by_two_workers_one_of_which_is_killed(
     np.savez(tmp_path / "digits.npz", image=(digits.data / 16).astype(np.float32), label=digits.target)
     (tmp_path / "train.py").write_text({"jax": PROGRAM, "keras": KERAS}[program])
     (tmp_path / "job.yaml").write_text(JOB)
-    with JobProcess(tmp_path / "job.yaml", cwd=tmp_path) as run:
+    with JobProcess(tmp_path / "job.yaml", cwd=tmp_path, started=True) as run:
         run.wait_event("world_changed", workers=2)
         run.wait_step(20)
         run.send("worker", 0, SIGKILL)

@@ -101,7 +101,7 @@ def check_done(job: Path, epochs: int) -> None:
 @pytest.mark.in_third(0)
 def test_a_loop_in_pytorch_does_every_record_once_and_learns(job: Path) -> None:
     (job / "train.py").write_text(PROGRAM)
-    with JobProcess(job / "job.yaml", cwd=job) as run:
+    with JobProcess(job / "job.yaml", cwd=job, started=True) as run:
         run.wait_step(20)
         run.send("worker", 0, SIGKILL)
         run.wait_event("role_started", role="worker", index=2)
@@ -172,7 +172,7 @@ def test_two_workers_of_pytorch_compute_what_one_process_computes_on_the_union_o
     zeros = program.replace("optimizer = ", "torch.nn.init.zeros_(model.weight)\noptimizer = ", 1)
     (job / "train.py").write_text(zeros)
     (job / "job.yaml").write_text(ALL_REDUCE.replace("epochs: 6", "epochs: 2"))
-    with JobProcess(job / "job.yaml", cwd=job) as run:
+    with JobProcess(job / "job.yaml", cwd=job, started=True) as run:
         run.wait_event("world_changed", workers=2)
         (job / "hurry").touch()
         run.summary(200)
@@ -208,7 +208,7 @@ def test_pytorch_with_adam_goes_on_without_a_killed_worker_and_its_successor_get
     layers = f"torch.nn.Sequential({layers})"
     (job / "train.py").write_text(steps_program(layers, "torch.optim.Adam(model.parameters(), lr=0.01)"))
     (job / "job.yaml").write_text(ALL_REDUCE.replace("epochs: 6", "epochs: 12"))
-    with JobProcess(job / "job.yaml", cwd=job) as run:
+    with JobProcess(job / "job.yaml", cwd=job, started=True) as run:
         run.wait_event("world_changed", workers=2)
         run.wait_step(20)
         run.send("worker", 0, SIGKILL)
@@ -256,7 +256,7 @@ def test_a_loader_of_a_data_set_of_ones_own_does_every_number_once_with_processe
     (job / "train.py").write_text(LOADER.replace("LOADERS", str(loaders)).replace("RECORDS", str(RECORDS)))
     np.save(job / "numbers.npy", np.arange(RECORDS))
     (job / "job.yaml").write_text(JOB.replace("rows.npz", "numbers.npy").replace("epochs: 6", "epochs: 3"))
-    with JobProcess(job / "job.yaml", cwd=job) as run:
+    with JobProcess(job / "job.yaml", cwd=job, started=True) as run:
         run.wait_step(10)
         run.send("worker", 0, SIGKILL)
         run.wait_event("role_started", role="worker", index=2)
@@ -291,7 +291,7 @@ def test_images_are_learnt_by_two_workers_one_of_which_is_killed(
     use_environment(python, monkeypatch)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # two workers share the processors
     job = program.with_suffix(".yaml")
-    with JobProcess(job, "--set", "train.epochs=20", cwd=tmp_path) as run:
+    with JobProcess(job, "--set", "train.epochs=20", cwd=tmp_path, started=True) as run:
         run.wait_event("world_changed", workers=2)
         run.wait_step(10)
         run.send("worker", 0, SIGKILL)
