@@ -52,6 +52,6 @@ def install_packages(python: Path, *packages: str) -> None:
 
 
 def use_environment(python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let jobs of this test run with that Python. A ``JobProcess`` must be ``started``: a forked one has the tests' own."""
+    """Let jobs of this test run with that Python, if they are ``started``: forked ones have that of the tests."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(PLATFORM), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setattr("sys.executable", str(python))
