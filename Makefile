@@ -22,9 +22,6 @@ WORKERS ?= 2
 # A test that starts processes can meet a busy machine: it gets a second try, and the report says RERUN with the first
 # failure. `make test ONCE_MORE=` allows none.
 ONCE_MORE ?= --reruns 1 -rR
-# All tests are collected once, by one process; as many as said are forked from it, and run a file of tests at a time.
-# With FORKS="--dist loadfile -n" xdist starts them, and each collects all tests.
-FORKS ?= -p no:xdist --forks
 
 # Of `make third`: it changes with every run of a workflow, elsewhere with every commit.
 EDL_TEST_THIRD ?= $(shell expr $${GITHUB_RUN_NUMBER:-$$(git rev-list --count HEAD 2>/dev/null || echo 0)} % 3)
@@ -79,7 +76,7 @@ layers: $(STAMP) ## who may import whom (import-linter)
 
 # Threads of these tests wait for each other at times: three at once.
 unit: $(STAMP) native ## tests but for those of whole jobs
-	$(BIN)/pytest -q $(FORKS) 3 -m "not faults and not jobs and not install and not native and not thorough and not repetition" $(ONCE_MORE)
+	$(BIN)/pytest -q -n 3 --dist loadfile -m "not faults and not jobs and not install and not native and not thorough and not repetition" $(ONCE_MORE)
 
 # cmake and ninja are those of the environment. What is not compiled anew costs a second. Without a C++20 compiler it says so,
 # and all goes on without the extensions; with EDL_NATIVE=1 that is an error, and so are skipped tests of them.
@@ -97,10 +94,10 @@ native: $(RUNTIME) ## compile native code into the package, where there is a C++
 # A job that starts or ends leaves a core idle, and so do the last files of a run. All in one run, with the jobs spread over
 # it, use both; and what all need is imported once. `make charts` has all of platform/tests/install.
 together: $(STAMP) native ## unit tests, those of native code, jobs and faults in one run, as make test has them
-	$(BIN)/pytest -q $(FORKS) 4 --ignore platform/tests/install -m "not install and not thorough and not repetition" platform/tests $(ONCE_MORE)
+	$(BIN)/pytest -q -n 4 --dist loadfile --no-loadscope-reorder --ignore platform/tests/install -m "not install and not thorough and not repetition" platform/tests $(ONCE_MORE)
 
 native-test: $(STAMP) native ## its tests on every instruction set of this processor, and the table under sanitizers
-	$(BIN)/pytest -q $(FORKS) 2 -m native platform/tests/numerics platform/tests/collective $(ONCE_MORE)
+	$(BIN)/pytest -q -n 2 -m native platform/tests/numerics platform/tests/collective $(ONCE_MORE)
 	$(SANITIZERS)
 
 sanitizers-once: $(STAMP) native ## the table and reductions without Python under sanitizers, with one seed
@@ -118,10 +115,10 @@ charts: $(STAMP) ## charts, Kustomize and docs: lint, suites, schemas, drift (wa
 
 # Of a job that starts or ends, a core is idle at times: three at once.
 jobs: $(STAMP) native ## whole jobs on real processes: every feature that a user sees
-	$(BIN)/pytest -q $(FORKS) 3 -m "jobs and not thorough and not repetition" platform/tests/jobs $(ONCE_MORE)
+	$(BIN)/pytest -q -n 3 --dist loadfile -m "jobs and not thorough and not repetition" platform/tests/jobs $(ONCE_MORE)
 
 faults: $(STAMP) native ## the same with real signals: every process is killed
-	$(BIN)/pytest -q $(FORKS) 3 -m "faults and not thorough and not repetition" platform/tests/faults $(ONCE_MORE)
+	$(BIN)/pytest -q -n 3 --dist load -m "faults and not thorough and not repetition" platform/tests/faults $(ONCE_MORE)
 
 NO_WHEEL := --ignore platform/tests/install/test_wheel.py
 
@@ -134,7 +131,7 @@ third: $(STAMP) native ## a third of what `make test` leaves out: repetitions, p
 
 repetitions: $(STAMP) native
 	@echo "EDL_TEST_THIRD=$(EDL_TEST_THIRD): a third of the tests marked repetition, and of the property tests with all their examples"
-	EDL_TEST_THOROUGH=1 $(BIN)/pytest -q $(FORKS) 2 -m "(repetition or examples) and not thorough" platform/tests --third $(EDL_TEST_THIRD) $(NO_WHEEL) $(ONCE_MORE)
+	EDL_TEST_THOROUGH=1 $(BIN)/pytest -q -n 2 --dist loadfile -m "(repetition or examples) and not thorough" platform/tests --third $(EDL_TEST_THIRD) $(NO_WHEEL) $(ONCE_MORE)
 
 left-out: $(STAMP) ## list the tests that `make test` leaves out
 	@$(BIN)/pytest --collect-only -q -m "repetition or thorough" platform/tests

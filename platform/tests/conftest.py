@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import importlib.util
 import itertools
 import os
@@ -9,13 +10,13 @@ import signal
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 from support.examples import examples
-from support.forked_run import ForkedRun
 from support.logging_levels import restored_logging
 
 from edl.keras.tensorflow_import import import_tensorflow
@@ -36,7 +37,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-scenarios", action="store_true", help="write what the core does now into tests/scenarios/*.txt"
     )
-    parser.addoption("--forks", type=int, help="run the tests in this many processes, forked after the collection")
     parser.addoption("--third", type=int, choices=(0, 1, 2), help="run this third of the tests: `make third`")
     parser.addoption(
         "--update-golden",
@@ -45,12 +45,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure() -> None:
     """Behind a shell's ``&`` Ctrl-C is ignored, and that is inherited. Jobs of tests must not: they are interrupted."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if forks := config.getoption("forks", None):
-        config.pluginmanager.register(ForkedRun(forks))
+
+
+def import_share(config: pytest.Config) -> None:
+    """Each of xdist's processes begins with another part of the test modules.
+
+    pytest rewrites the assertions of a module at its first import and keeps the result on disk. If all processes went
+    through the modules in one order, each of them would rewrite all modules of a fresh checkout: it takes longer than
+    to collect them.
+    """
+    worker = getattr(config, "workerinput", None)
+    if worker is None:
+        return
+    folder = Path(__file__).parent
+    roots = [Path(config.invocation_params.dir, argument.partition("::")[0]) for argument in config.args]
+    modules = sorted({path.resolve() for root in roots for path in root.rglob("test_*.py")})
+    if folder in map(Path.resolve, roots):
+        import_tensorflow()  # without scikit-learn, which Keras would import
+    names = [".".join(path.relative_to(folder).with_suffix("").parts) for path in modules if folder in path.parents]
+    for name in names[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
+        with suppress(Exception, pytest.skip.Exception):  # pytest imports it again, and reports what that raises
+            importlib.import_module(name)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -61,9 +80,7 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
     """
     gc.disable()
     try:
-        folders = {Path(argument).resolve() for argument in session.config.args}
-        if session.config.getoption("forks") and Path(__file__).parent in folders:
-            import_tensorflow()  # without scikit-learn, which Keras would import
+        import_share(session.config)
         return (yield)
     finally:
         gc.freeze()
@@ -153,8 +170,8 @@ def weight(marks: set[str]) -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With ``--third N`` only that third is run; of a run in several processes, all kinds of files come in turn."""
-    if config.getoption("forks"):
+    """With ``--third N`` only that third is run; with ``--no-loadscope-reorder`` all kinds of files come in turn."""
+    if not config.getoption("loadscopereorder", True):
         items[:] = in_turn(items)
     third = config.getoption("third")
     if third is not None:

@@ -96,11 +96,6 @@ def _server() -> ForkServer:
     return _servers[0]
 
 
-def start() -> None:
-    """Start the server: processes that are forked from this one share it, instead of starting one each."""
-    _server()
-
-
 class Popen:
     """A forked ``edl WORDS``, with as much of `subprocess.Popen` as tests use. Its output is read as text.
 
