@@ -36,7 +36,7 @@ def convert(
         typer.Option("--format", help="Format to read, as in data.reader; detected by default.", show_default=False),
     ] = None,
     columns: Annotated[
-        str | None, typer.Option("--columns", metavar="A,B", help="Only these columns.", show_default=False)
+        list[str] | None, typer.Option("--columns", metavar="A,B", help="Only these columns.", show_default=False)
     ] = None,
     separator: Annotated[str | None, typer.Option("--sep", help="Separator of CSV cells.", show_default=False)] = None,
     header: Annotated[bool, typer.Option("--header/--no-header", help="Whether CSV files name their columns.")] = True,
@@ -59,7 +59,7 @@ def convert(
     complete, and nothing is overwritten.
     """
     options: dict[str, object] = {"format": file_format, "sep": separator}
-    options |= {"columns": columns.split(",") if columns else None, "header": None if header else False}
+    options |= {"columns": ",".join(columns).split(",") if columns else None, "header": None if header else False}
     given = {name: value for name, value in options.items() if value is not None}
     try:
         from edl.data import conversion

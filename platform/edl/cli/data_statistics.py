@@ -35,7 +35,7 @@ FormatOption = Annotated[
     typer.Option("--format", help="csv, parquet, npz or jsonl; detected by default.", show_default=False),
 ]
 ColumnsOption = Annotated[
-    str | None, typer.Option("--columns", metavar="A,B", help="Only these columns.", show_default=False)
+    list[str] | None, typer.Option("--columns", metavar="A,B", help="Only these columns.", show_default=False)
 ]
 SeparatorOption = Annotated[str | None, typer.Option("--sep", help="Separator of CSV cells.", show_default=False)]
 HeaderOption = Annotated[bool, typer.Option("--header/--no-header", help="Whether CSV files name their columns.")]
@@ -96,10 +96,10 @@ def stats(
 
 
 def _reader_options(
-    file_format: str | None, columns: str | None, separator: str | None, header: bool
+    file_format: str | None, columns: list[str] | None, separator: str | None, header: bool
 ) -> dict[str, object]:
     options: dict[str, object] = {"format": file_format, "sep": separator}
-    options |= {"columns": columns.split(",") if columns else None, "header": None if header else False}
+    options |= {"columns": ",".join(columns).split(",") if columns else None, "header": None if header else False}
     return {name: value for name, value in options.items() if value is not None}
 
 

@@ -55,6 +55,20 @@ def test_options_reach_the_reader(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
+    "command", [["stats", "--json"], ["convert", "--to", "jsonl", "--plan", "--out", "OUT"], ["schema"]]
+)
+def test_columns_may_be_named_by_several_options(
+    table: Path, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    words = ["data", command[0], str(table), *command[1:], "--columns", "age", "--columns", "rooms"]
+    assert run_edl(*words) == 0
+    out = "".join(capsys.readouterr())
+    assert re.search(r"\bage\b", out)
+    assert "rooms" in out
+    assert "city" not in out
+
+
+@pytest.mark.parametrize(
     "command", [["stats"], ["stats", "--json"], ["schema"], ["convert", "--to", "jsonl", "--plan", "--out", "OUT"]]
 )
 def test_a_table_that_begins_with_numbers_is_a_warning(
