@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -349,17 +350,41 @@ def test_a_part_that_there_is_not_ends_the_stream(following: Following) -> None:
     connection.close()
 
 
+def test_a_worker_does_not_wait_for_many_steps_whose_duration_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the first step of a job the members trace their models, and each step may take minutes."""
+    now = 0.0
+    monkeypatch.setattr(step_feed, "time", SimpleNamespace(monotonic=lambda: now))
+    clock = step_feed._StepClock()
+    clock.note_step(0)
+    assert clock.choose_step() == 2
+    now += step_feed.CHOICE_SECONDS / 10
+    clock.note_step(1)
+    assert clock.choose_step() in (12, 13)
+
+
 # ------------------------------------------------------------------------------------------------ in a job
 
 
 def start_job(folder: Path) -> AllReduceJob:
-    job = AllReduceJob(folder, 2_000, seconds=0.003)
+    job = AllReduceJob(folder, 4_000, seconds=0.02)
     job.find_node = lambda index: f"node-{index}"
     for _ in range(3):
         job.start_rank()
     job.wait_for_round(3)
     job.wait_for_step(job.state.world.committed_step + 3)
     return job
+
+
+def join_until(job: AllReduceJob, condition: Callable[[], Any]) -> list[Rank]:
+    """Start workers one by one until the condition holds; returns them.
+
+    One gets the whole state of its source if no rank has records just then, or if the machine is busy.
+    """
+    started: list[Rank] = []
+    while not condition():
+        started.append(job.start_rank())
+        job.wait(lambda: condition() or started[-1].uid in job.state.world.members)
+    return started
 
 
 def test_a_worker_joins_with_parts_from_all_nodes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,19 +400,20 @@ def test_a_worker_joins_with_parts_from_all_nodes(folder: Path, monkeypatch: pyt
     with start_job(folder) as job:
         # The third one may have joined the two others so as well.
         found.clear()
-        joined = job.start_rank()
-        job.wait_for_round(4)
+        *_, joined = started = join_until(job, lambda: found)
+        job.wait_for_round(3 + len(started))
+        job.hurry()
         job.wait_for_end()
         announced = next(e for e in job.journal if isinstance(e, WorldAnnounced) and joined.uid in e.members)
         assert joined.uid in announced.holders
-    assert found == [[3]]
+    assert found[0] in ([3], [4])
 
 
 @pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.repetition)])
 def test_a_source_or_a_helper_dies_while_a_worker_fetches_the_state(
     folder: Path, lost: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Worker 3 follows rank 0; its death ends the round, and the fetch starts anew."""
+    """The worker follows rank 0; its death ends the round, and the fetch starts anew."""
     with start_job(folder) as job:
         begun = threading.Event()
         wait = state_parts.StateParts.wait
@@ -400,8 +426,7 @@ def test_a_source_or_a_helper_dies_while_a_worker_fetches_the_state(
             return wait(parts, state, must_end)
 
         monkeypatch.setattr(state_parts.StateParts, "wait", kill_member)
-        job.start_rank()
-        job.wait(begun.is_set)
-        job.wait_for_round(3)
+        started = join_until(job, begun.is_set)
+        job.wait_for_round(2 + len(started))
         job.hurry()
         job.wait_for_end()

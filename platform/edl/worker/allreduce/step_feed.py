@@ -248,8 +248,13 @@ class _StepClock:
         return is_idle
 
     def choose_step(self) -> int:
-        """A step that no rank has made, nor makes within ``CHOICE_SECONDS``. Ranks are one step apart at most."""
-        return self._step + 2 + int(CHOICE_SECONDS / max(self._seconds, 0.001))
+        """A step that no rank has made, nor makes within ``CHOICE_SECONDS``. Ranks are one step apart at most.
+
+        As long as no step was measured it may be made sooner: the worker would wait for dozens of long ones, and gets
+        the whole state at worst.
+        """
+        steps = int(CHOICE_SECONDS / max(self._seconds, 0.001)) if self._seconds else 0
+        return self._step + 2 + steps
 
 
 class _WaitingFollower(NamedTuple):
