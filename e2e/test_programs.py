@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from e2e.jobs import EPOCHS, RECORDS, ClusterJob, delete_pod, digits
-from e2e.ledger import finish_and_count
+from e2e.ledger import FetchedRun, finish_and_count
 from e2e.namespaces import Namespace
+from e2e.programs import EDL, run_program
+from e2e.volume import MOUNT
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes.resource_kinds import Manifest
@@ -63,3 +66,29 @@ def test_programs_that_take_steps_together_lose_workers_and_their_master(namespa
     assert summary["records_rolled_back"] == 0
     known = f"knows of {EPOCHS * RECORDS} records"
     assert [known in run.log("worker", index) for index in (1, 2)] == [True, True]
+
+
+@pytest.mark.in_turn(2)
+def test_workers_count_a_table_as_one_process_does(namespace: Namespace) -> None:
+    rows, trips = 50_000, namespace.folder / "trips"
+    trips.mkdir()
+    lines = [f"{n % 997},{n / 7:.3f},{'night' if n % 3 else 'day'}" for n in range(rows)]
+    (trips / "trips.csv").write_text("\n".join(["zone,fare,shift", *lines]) + "\n")
+    namespace.copy_to_claim(trips, "/trips")
+    fields = {
+        "command": ["python", "-m", "edl.sharding.table_statistics"],
+        "data": {"training": f"{MOUNT}/trips/trips.csv"},
+        "train": {"epochs": 1, "minibatch_size": 500, "minibatches_per_task": 2, "shuffle": {"window": 0}},
+    }
+    job = ClusterJob.write(namespace, program_spec(namespace, "trip-stats", "", **fields))
+    job.submit()
+    assert job.wait_end() == "Complete", job.page("failure.json")
+
+    found = json.loads((FetchedRun.fetch_run(job).folder / "statistics" / "statistics.json").read_text())
+    expected = json.loads(run_program(EDL, "data", "stats", trips / "trips.csv", "--json"))
+    assert found["records"] == expected["records"] == rows
+    assert [column["name"] for column in found["columns"]] == ["zone", "fare", "shift"]
+    exact = ("name", "count", "missing", "min", "max", "distinct")
+    for one, other in zip(found["columns"], expected["columns"], strict=True):
+        assert [one.get(key) for key in exact] == [other.get(key) for key in exact]
+        assert one.get("mean") == pytest.approx(other.get("mean"))
