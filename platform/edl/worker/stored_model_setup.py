@@ -105,7 +105,7 @@ def _load_model(
         sample=runtime.first_features(mode),
     )
     if weights.is_checkpoint:
-        stored = StoredWeights.from_checkpoint(weights.readable_path, network.tables)
+        stored = StoredWeights.from_checkpoint(weights.readable_path, network.tables, weights.path)
         return network, StoredParameters(stored.flat_values(network.variables), stored)
     return network, StoredParameters(network.load_weights_file(weights.readable_path), StoredWeights.empty())
 

@@ -34,7 +34,7 @@ class StoredWeights:
     A table that is PS-backed now may have been dense when it was trained, or the reverse.
 
     Args:
-        directory: the checkpoint's directory.
+        directory: the checkpoint's directory, for messages.
         dense: the checkpoint's variables by name. Under strategy Local they include all tables.
         table_rows: the checkpoint's tables by name.
         tables: the PS-backed tables of the model.
@@ -61,8 +61,15 @@ class StoredWeights:
         return cls(Path(), {}, {}, ())
 
     @classmethod
-    def from_checkpoint(cls, directory: Path, tables: Iterable[TableSpec]) -> StoredWeights:
+    def from_checkpoint(
+        cls, directory: Path, tables: Iterable[TableSpec], written_as: Path | None = None
+    ) -> StoredWeights:
         """The weights of a committed checkpoint.
+
+        Args:
+            directory: the checkpoint's directory.
+            tables: the PS-backed tables of the model.
+            written_as: the directory in the run that wrote it, which messages name; None: the same one.
 
         Raises:
             StorageError: the checkpoint is incomplete or damaged.
@@ -84,7 +91,7 @@ class StoredWeights:
         except StorageError as error:
             raise StorageError(error.message, where=error.where, hint=error.hint or _DAMAGED_HINT) from error
         return cls(
-            directory,
+            written_as or directory,
             dense,
             {table.name: StoredTableRows.from_shards(table, row_parts[table.name]) for table in declared},
             tables,

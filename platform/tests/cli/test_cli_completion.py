@@ -71,7 +71,7 @@ def completed(line: str, kubeconfig: str = "/nosuch") -> list[str]:
     [
         ("edl sta", ["status"]),
         ("edl status --wa", ["--watch"]),
-        repetition("edl data c", ["cp", "clicks"]),
+        repetition("edl data c", ["cp", "convert", "clicks"]),
         repetition("edl data cp --minu", ["--minutes"]),
         ("edl logs mnist --role w", ["worker"]),
         ("edl status ", []),

@@ -133,7 +133,8 @@ def test_a_wide_table_trains_on_matrices_and_is_evaluated_predicted_and_explaine
     agreed, accuracy = (float(found) for found in re.findall(r"^(?:agreed|accuracy)\n([\d.]+)", said, re.MULTILINE))
     assert agreed == pytest.approx(accuracy, abs=2e-4)
     assert agreed > 0.75
-    assert said.rstrip().splitlines()[-1] == "c0"
+    # The label is (n * 7) % 101 > 50, and (n * 94) % 101 is 101 less that.
+    assert said.rstrip().splitlines()[-1] in ("c0", "c87")
 
 
 @pytest.mark.thorough

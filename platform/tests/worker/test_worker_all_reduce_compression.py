@@ -43,12 +43,20 @@ class RegressionReplica(CountingReplica):
 
     def compute(self, features: Any, labels: Any, weights: Any, *, adds: bool = False) -> CountedStep:
         result = super().compute(features, labels, weights, adds=adds)
-        records = list(features)
+        self._records = list(features)
+        self._add_gradient()
+        return result
+
+    def write_again(self) -> None:
+        super().write_again()
+        self._add_gradient()
+
+    def _add_gradient(self) -> None:
+        records = self._records
         x, y = X[records], Y[records]
         self.buffers[1][:INPUTS] += x.T @ (x @ self.weights - y)
         # 1/3 is none of the numbers of bfloat16.
-        self.buffers[1][INPUTS] += np.float32(len(features) / 3)
-        return result
+        self.buffers[1][INPUTS] += np.float32(len(records) / 3)
 
     def clear(self) -> None:
         for buffer in self.buffers:
