@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import sqlite3
 from contextlib import closing
 
@@ -13,7 +15,7 @@ from e2e.jobs import ClusterJob, delete_pod
 from e2e.ledger import STORAGE, FetchedRun
 from e2e.namespaces import Namespace
 from e2e.pods import SMALL_CPU
-from e2e.programs import Done, ProgramError
+from e2e.programs import EDL, ROOT, Done, ProgramError, call
 from e2e.volume import CLAIM, MOUNT
 
 from edl.api.cluster_port import Role
@@ -196,3 +198,32 @@ def test_a_module_of_ones_own_is_explained_and_removed(namespace: Namespace) -> 
     assert {"age", "hours_per_week"} <= set(explained.split())
     run("DROP MODEL mine")
     assert "mine" not in run("SHOW MODELS")
+
+
+@pytest.mark.in_turn(0)
+def test_the_page_of_sql_trains_on_a_cluster(namespace: Namespace) -> None:
+    """The command of docs/sql.md and its job file, word for word, but for namespace, image and sizes of pods."""
+    page = (ROOT / "docs" / "sql.md").read_text()
+    command = re.search(r"^\$ (edl sql --submit .+)$", page, re.MULTILINE)
+    fields = re.search(r"^```yaml\n(image: .+?)^```", page, re.MULTILINE | re.DOTALL)
+    assert command is not None
+    assert fields is not None
+    small = "resources: {cpu: 0.1, memory: 1Gi}"
+    text = fields[1].replace("edl/edl:dev", namespace.images.training)
+    text = text.replace("workers: {max: 4}", f"workers: {{max: 4, {small}}}") + f"master: {{{small}}}\n"
+    assert text.count(small) == 2
+    (namespace.folder / "cluster.yaml").write_text(text)
+    make_demo(namespace.folder / "shop.db")
+    with closing(sqlite3.connect(namespace.folder / "shop.db")) as connection:
+        connection.execute("ALTER TABLE employee RENAME TO orders")
+        connection.execute("ALTER TABLE orders RENAME COLUMN income TO returned")
+
+    words = [namespace.name if word == "team-a" else word for word in shlex.split(command[1])]
+    account = {"KUBECONFIG": str(namespace.user.kubeconfig)}
+    # Here is nobody whom the command could ask.
+    done = call(EDL, *words[1:], "--yes", env=account, cwd=namespace.folder, seconds=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    wait_complete(ClusterJob(namespace, "returns", namespace.folder / "cluster.yaml"))
+    (namespace.folder / "printed.txt").write_text(done.stdout)
+    stored = namespace.volume.fetch_folder("/edl-sql/models/returns/1", namespace.folder / "model")
+    assert json.loads((stored / "model.json").read_text())["metrics"]["accuracy"] > 0.8
