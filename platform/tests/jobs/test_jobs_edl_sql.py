@@ -86,18 +86,20 @@ def test_its_model_evaluates_predicts_and_explains(demo: Path) -> None:
 
 
 @pytest.mark.repetition
-def test_an_exported_folder_trains_the_same_by_edl_run(demo: Path) -> None:
+def test_an_exported_folder_trains_the_same_by_edl_run(demo: Path, tmp_path: Path) -> None:
     settings = "WITH train.epochs=2, validation.refit=true"
     statement = ANNOUNCED.replace("LABEL", f"TO TRAIN wide_and_deep {settings} LABEL") + "_2"
-    edl(demo, "sql", "-", "--export", "exported", text=statement)
-    stored = json.loads((demo / "models" / "my_elasticdl_model_2" / "1" / "model.json").read_text(encoding="utf-8"))
-    again = edl(demo / "exported", "run", "job.yaml", "--json", "--set", "export.path=again")
+    # Of a second try, the model is not there yet.
+    models, exported = tmp_path / "models", tmp_path / "exported"
+    edl(demo, "sql", "-", "--export", str(exported), text=statement, more={"EDL_MODELS": str(models)})
+    stored = json.loads((models / "my_elasticdl_model_2" / "1" / "model.json").read_text(encoding="utf-8"))
+    again = edl(exported, "run", "job.yaml", "--json", "--set", "export.path=again")
     summary = json.loads(again.strip().splitlines()[-1])
     assert summary["phase"] == "Done"
     assert summary["metrics"] == pytest.approx(stored["metrics"], abs=1e-6)
-    edl(demo / "exported", "run", "refit.yaml", "--json", "--set", "export.path=all")
-    kept = read_weights(demo / "models" / "my_elasticdl_model_2" / "1" / "model.keras")
-    measured, on_all_rows = (read_weights(demo / "exported" / name / "model.keras") for name in ("again", "all"))
+    edl(exported, "run", "refit.yaml", "--json", "--set", "export.path=all")
+    kept = read_weights(models / "my_elasticdl_model_2" / "1" / "model.keras")
+    measured, on_all_rows = (read_weights(exported / name / "model.keras") for name in ("again", "all"))
     assert kept == pytest.approx(on_all_rows, abs=1e-5)
     assert kept != pytest.approx(measured, abs=1e-3), "it is the model that has seen the validation rows"
 
