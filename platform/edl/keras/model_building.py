@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import keyword
 import logging
 import re
 import zipfile
@@ -207,6 +208,11 @@ _EXPORTED_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*", re.ASCII)
 """Names of inputs that a SavedModel can have. Dots and hyphens become underscores there."""
 
 
+def is_exported_name(name: str) -> bool:
+    """Whether a SavedModel can have an input of this name: TensorFlow makes it a parameter of a Python function."""
+    return _EXPORTED_NAME.fullmatch(name) is not None and not keyword.iskeyword(name) and name != "self"
+
+
 def refuse_unexportable_inputs(model: Any) -> None:
     """Refuse names of inputs with which Keras cannot write a SavedModel, before anything is trained.
 
@@ -221,12 +227,12 @@ def refuse_unexportable_inputs(model: Any) -> None:
         return
     names_by_argument: dict[str, str] = {}
     for name in (each.name for each in inputs):
-        if not _EXPORTED_NAME.fullmatch(name):
+        if not is_exported_name(name):
             raise BadInputError(
                 f"the model cannot be exported: a SavedModel has no input '{name}'",
                 where="export",
-                hint="use ASCII letters, digits, '_', '-' and '.', and begin with a letter or a digit, in "
-                "keras.Input(name=...) and in the features that feed returns, or set export: null",
+                hint="use ASCII letters, digits, '_', '-' and '.', begin with a letter or a digit, and use no keyword "
+                "of Python, in keras.Input(name=...) and in the features that feed returns, or set export: null",
             )
         argument = name.lower().replace(".", "_").replace("-", "_")
         other = names_by_argument.setdefault(argument, name)
@@ -326,7 +332,9 @@ def named_component_specs(features: Any) -> list[tf.TensorSpec] | None:
     if not isinstance(features, Mapping) or any(isinstance(spec, Mapping | list | tuple) for spec in features.values()):
         return None
     names = [name for key in sorted(features, key=str) for name in _component_names(str(key), features[key])]
-    if not all(_ARGUMENT_NAME.fullmatch(name) for name in names) or len({name.lower() for name in names}) < len(names):
+    if not all(_ARGUMENT_NAME.fullmatch(name) and is_exported_name(name) for name in names) or len(
+        {name.lower() for name in names}
+    ) < len(names):
         return None
     parts = tf.nest.flatten(features, expand_composites=True)
     return [tf.TensorSpec(part.shape, part.dtype, name) for part, name in zip(parts, names, strict=True)]

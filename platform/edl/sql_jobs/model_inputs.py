@@ -8,6 +8,7 @@ A number is float32, and NULL is NaN. Times are days since 1970-01-01. A text is
 
 from __future__ import annotations
 
+import keyword
 import re
 import unicodedata
 from collections import Counter
@@ -114,14 +115,15 @@ def plain_name(text: str) -> str:
     letters = "".join(_SPELLED.get(letter, letter) for letter in text)
     ascii_text = unicodedata.normalize("NFKD", letters).encode("ascii", "ignore").decode()
     plain = re.sub(r"\W+", "_", ascii_text).strip("_")
-    if re.sub(r"_\d+$", "", plain).lower() in _NAMES_OF_LAYERS:
+    if re.sub(r"_\d+$", "", plain).lower() in _NAMES_OF_LAYERS or keyword.iskeyword(plain) or plain == "self":
         return f"{plain}_column"
     return plain if plain[:1].isalpha() else f"column_{plain}".rstrip("_")
 
 
 def _free_name(wanted: str, taken: set[str]) -> str:
+    # A SavedModel has no two inputs that differ in upper case alone.
     name, number = wanted, 2
-    while name in taken:
+    while name.lower() in taken:
         name, number = f"{wanted}_{number}", number + 1
-    taken.add(name)
+    taken.add(name.lower())
     return name

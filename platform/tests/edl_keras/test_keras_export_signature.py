@@ -119,9 +119,27 @@ def test_a_ragged_feature_of_two_ranks() -> None:
         [tf.TensorSpec([None]), tf.TensorSpec([None])],
         {"user": {"tags": tf.TensorSpec([None])}},
         {"number of clicks": tf.TensorSpec([None])},
+        {"class": tf.TensorSpec([None])},
         {"tags": tf.RaggedTensorSpec([None, None], tf.int64, 1), "tags_values": tf.TensorSpec([None])},
     ],
-    ids=["no mapping", "a list", "nested", "no identifier", "twice the same"],
+    ids=["no mapping", "a list", "nested", "no identifier", "a keyword", "twice the same"],
 )
 def test_features_without_usable_names(features: Any) -> None:
     assert named_component_specs(features) is None
+
+
+def test_a_feature_named_like_a_keyword_is_exported(tmp_path: Path) -> None:
+    class ClassModel(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = keras.layers.Dense(1)
+
+        def call(self, features: Any) -> Any:
+            return self.head(features["class"])
+
+    features = {"class": tf.constant([[1.0], [2.0]])}
+    network = network_of(ClassModel, features)
+    write_export(network, {}, tmp_path)
+    expected = network.predict(network.initial_values(), {}, features)
+    served = tf.saved_model.load(str(tmp_path / "saved_model"))
+    np.testing.assert_allclose(served.serve(features), expected, rtol=1e-5)

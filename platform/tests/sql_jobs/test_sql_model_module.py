@@ -410,7 +410,26 @@ def test_rows_to_predict_keep_their_order(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("column", "name"),
-    [("größe", "groesse"), ("a b", "a_b"), ("1st", "column_1st"), ("年", "column"), ("_x", "x"), ('"; DROP', "DROP")],
+    [
+        ("größe", "groesse"),
+        ("a b", "a_b"),
+        ("1st", "column_1st"),
+        ("年", "column"),
+        ("_x", "x"),
+        ('"; DROP', "DROP"),
+        ("class", "class_column"),
+        ("self", "self_column"),
+        ("Class", "Class"),
+    ],
 )
 def test_names_become_those_that_tensorflow_takes(column: str, name: str) -> None:
     assert plain_name(column) == name
+
+
+def test_columns_that_differ_in_upper_case_alone_become_two_inputs(tmp_path: Path) -> None:
+    columns = pa.table({"Age": [1.0, 2.0, 3.0, 4.0] * 10, "age": [4.0, 2.0, 1.0, 3.0] * 10, "y": ["no", "yes"] * 20})
+    pq.write_table(columns, tmp_path / "rows.parquet")
+    (statement,) = parse_statements("SELECT * FROM t LABEL y INTO m")
+    assert isinstance(statement, TrainStatement)
+    inputs = choose_inputs(plan_columns(collect_facts([tmp_path / "rows.parquet"], "y"), statement.label))
+    assert [each.name for each in inputs.inputs] == ["Age", "age_2"]
