@@ -8,6 +8,7 @@ table with thousands of columns does not make thousands of layers. The model of 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -39,13 +40,40 @@ class _Module:
     vocabularies: dict[str, Sequence[str]] = field(default_factory=dict)
     helpers: set[str] = field(default_factory=set)
 
-    def enter(self, table: str, name: str, value: object) -> None:
-        self.constants.setdefault(table, {})[name] = value
+    def enter(self, table: str, name: str, value: object, vocabulary: Sequence[str] = ()) -> str:
+        """Enter what a column has in a table; returns the table.
+
+        ``COLUMN`` may name a column several times: what differs from an entry goes into a further table, such as
+        ``RANGES_2``, and into a further entry of the vocabularies.
+        """
+        number = 1
+        while True:
+            chosen = table if number == 1 else f"{table}_{number}"
+            entries, key = self.constants.get(chosen, {}), _vocabulary_key(name, number)
+            has_other_words = bool(vocabulary) and self.vocabularies.get(key, vocabulary) != vocabulary
+            if entries.get(name, value) == value and not has_other_words:
+                break
+            number += 1
+        self.constants.setdefault(chosen, {})[name] = value
+        if vocabulary:
+            self.vocabularies[key] = vocabulary
+        return chosen
 
     def list_name(self, table: str, name: str) -> None:
         names = self.lists.setdefault(table, [])
         if name not in names:
             names.append(name)
+
+
+def _vocabulary_key(name: str, number: int) -> str:
+    """Names of inputs have no space."""
+    return name if number == 1 else f"{name} {number}"
+
+
+def _split_table(table: str) -> tuple[str, int]:
+    """The name of a table without its number, and the number: ``RANGES_2`` is the second one of ``RANGES``."""
+    found = re.fullmatch(r"(\w+?)_(\d+)", table)
+    return (table, 1) if found is None else (found[1], int(found[2]))
 
 
 def write_module(
@@ -149,9 +177,8 @@ def _constants(plan: ColumnPlan, inputs: ModelInputs, found: _Module) -> str:
             + _doc("PLACES")
         )
     for name in _DOCS:
-        if name in found.constants:
-            parts.append(_table(name, found.constants[name]))
-        elif name in found.lists:
+        parts += [_table(table, found.constants[table]) for table in found.constants if _split_table(table)[0] == name]
+        if name in found.lists:
             parts.append(f"{name} = {_tuple(found.lists[name])}\n{_doc(name)}")
     if plan.label.classes:
         parts.append(
@@ -169,7 +196,7 @@ def _constants(plan: ColumnPlan, inputs: ModelInputs, found: _Module) -> str:
 
 def _table(name: str, entries: Mapping[str, object]) -> str:
     lines = "".join(f"    {_text(key)}: {_value(value)},\n" for key, value in entries.items())
-    return f"{name} = {{\n{lines}}}\n{_doc(name)}"
+    return f"{name} = {{\n{lines}}}\n{_doc(_split_table(name)[0])}"
 
 
 def _doc(name: str) -> str:
@@ -245,11 +272,11 @@ def _enter_feature(
         return
     name = found.names[facts.name, form_of(feature)]
 
-    def group(table: str, value: object = None) -> None:
+    def group(table: str, value: object = None, vocabulary: Sequence[str] = ()) -> None:
         if value is None:
             found.list_name(table, name)
         else:
-            found.enter(table, name, value)
+            table = found.enter(table, name, value, vocabulary)
         groups.setdefault(table, []).append(name)
 
     # A date enters twice: as a number for its trend, and by its parts for what repeats.
@@ -262,15 +289,14 @@ def _enter_feature(
     elif feature.use is ColumnUse.BOOLEAN:
         group("FLAGS")
     elif feature.use is ColumnUse.TEXT:
-        found.vocabularies[name] = feature.vocabulary
-        group("TEXTS", feature.dimension)
+        group("TEXTS", feature.dimension, feature.vocabulary)
     elif feature.ids is not None:
-        _enter_category(feature, name, found, group)
+        _enter_category(feature, group)
     if feature.has_indicator and form_of(feature) == NUMBER:
         group("MISSING")
 
 
-def _enter_category(feature: FeaturePlan, name: str, found: _Module, group: Callable[[str, object], None]) -> None:
+def _enter_category(feature: FeaturePlan, group: Callable[..., None]) -> None:
     """Choose the group of a category by where its ids come from, and by whether it has a vector (``dimension`` > 0)."""
     size = feature.dimension
     if feature.ids is IdSource.VOCABULARY:
@@ -278,8 +304,7 @@ def _enter_category(feature: FeaturePlan, name: str, found: _Module, group: Call
         if not size and len(feature.vocabulary) <= _LONG_VOCABULARY + 1:
             group("WORDS", feature.vocabulary)
             return
-        found.vocabularies[name] = feature.vocabulary
-        group("VECTORS", size)  # 0: one-hot
+        group("VECTORS", size, feature.vocabulary)  # 0: one-hot
     elif feature.ids is IdSource.HASH:
         group(*(("HASHED", (feature.bins, size)) if size else ("HASHED_WORDS", feature.bins)))
     elif feature.ids is IdSource.RANGES:
@@ -291,14 +316,15 @@ def _enter_category(feature: FeaturePlan, name: str, found: _Module, group: Call
 
 def _group_line(group: str, names: str, found: _Module, *, is_wide: bool = False) -> str:
     """An expression for all columns of a group."""
-    found.helpers |= _NEEDED[group]
-    if found.has_matrices and "join" not in _NEEDED[group]:
+    base, number = _split_table(group)
+    found.helpers |= _NEEDED[base]
+    if found.has_matrices and "join" not in _NEEDED[base]:
         found.helpers |= {"column"}
     at = f"for name in {names}"
     size = "OUTPUTS" if is_wide else "size"
     moments = f"{group}.values()" if names == group else f"[{group}[name] {at}]"
     one = "column(given, name)" if found.has_matrices else "given[name]"
-    return {
+    line = {
         "NUMBERS": f"scaled(join(given, {names}), {moments})",
         "LOGARITHMS": f"scaled(ops.log1p(ops.maximum(join(given, {names}), 0.0)), {moments})",
         "FLAGS": f"known(join(given, {names}))",
@@ -315,7 +341,11 @@ def _group_line(group: str, names: str, found: _Module, *, is_wide: bool = False
         "IDS": f'*[layers.CategoryEncoding(IDS[name], output_mode="one_hot")(ids({one}, IDS[name])) {at}]',
         "ID_VECTORS": f"*[embed(ids({one}, ID_VECTORS[name][0]), ID_VECTORS[name][0], "
         f"{size if is_wide else 'ID_VECTORS[name][1]'}) {at}]",
-    }[group]
+    }[base]
+    if number == 1:
+        return line
+    key = f'VOCABULARIES[f"{_vocabulary_key("{name}", number)}"]'
+    return line.replace("VOCABULARIES[name]", key).replace(f"{base}[name]", f"{group}[name]")
 
 
 def _cross_line(feature: FeaturePlan, found: _Module, *, is_wide: bool) -> str:

@@ -104,6 +104,12 @@ EVERYTHING = (
     "CATEGORY_HASH(street, 40), INDICATOR(happy)"
 )
 
+TWICE = (
+    "COLUMN EMBEDDING(street, 8), EMBEDDING(notes, 5), BUCKET(pay, [1, 10, 100]), EMBEDDING(CATEGORY_HASH(town, 50), 3)"
+    " FOR deep COLUMN street, INDICATOR(notes), BUCKET(pay, [50]), CATEGORY_HASH(town, 2000) FOR wide"
+)
+"""Each column is there twice, and differs in the two parts."""
+
 
 @pytest.mark.tensorflow
 @pytest.mark.filterwarnings("ignore:__array__ implementation")  # of h5py, in Keras' own save
@@ -121,6 +127,7 @@ EVERYTHING = (
             "COLUMN CROSS([town, street], 1000), pay, street FOR wide LABEL several",
             3,
         ),
+        (f"TO TRAIN wide_and_deep {TWICE} LABEL binary", 1),
         ("TO TRAIN deepfm LABEL binary", 1),
         ("TO TRAIN deepfm COLUMN happy, CROSS([town, street], 1000) FOR deep LABEL number", 1),
     ],
@@ -268,6 +275,32 @@ def test_the_module_is_python_without_what_it_does_not_need(tmp_path: Path) -> N
     for absent in ("import json", "NUMBERS", "def known", "from keras import layers, ops"):
         assert absent not in text
     assert "def custom_model():" in text
+
+
+def test_a_column_may_be_there_twice_in_one_form(tmp_path: Path) -> None:
+    """Each part of the model has what stands before its name, and not what stands before the other one."""
+    written = write(tmp_path, f"TO TRAIN wide_and_deep {TWICE} LABEL binary")
+    tree = ast.parse(written.files["model.py"])
+    tables = {
+        ast.unparse(each.targets[0]): ast.unparse(each.value)
+        for each in tree.body
+        if isinstance(each, ast.Assign) and isinstance(each.value, ast.Dict)
+    }
+    assert tables["VECTORS"] == "{'street': 8}"
+    assert tables["RANGES"] == "{'pay': (1, 10, 100)}"
+    assert tables["RANGES_2"] == "{'pay': (50,)}"
+    assert (tables["HASHED"], tables["HASHED_2"]) == ("{'town': (50, 3)}", "{'town': (2000, 14)}")
+    deep, wide = (
+        ast.unparse(each) for each in tree.body if isinstance(each, ast.FunctionDef) and each.name.startswith("encode")
+    )
+    assert "RANGES[name]" in deep
+    assert "RANGES_2[name]" in wide
+    vocabularies = json.loads(written.files["vocabularies.json"])
+    assert "dog" in vocabularies["notes"]
+    assert "dog" not in vocabularies["notes 2"]
+    both = write(tmp_path, "TO TRAIN dnn COLUMN BUCKET(pay, [1]), BUCKET(pay, [2, 3]) LABEL binary").files["model.py"]
+    assert "for name in RANGES]" in both
+    assert "for name in RANGES_2]" in both
 
 
 def test_texts_of_the_data_and_of_the_query_stay_data(tmp_path: Path) -> None:
