@@ -38,6 +38,10 @@ _USAGES = {
     "CATEGORY_ID": "CATEGORY_ID(column, 100), for whole numbers from 0 to 99",
     "VOCABULARIZE": "VOCABULARIZE(column), VOCABULARIZE(column, ['a', 'b'])",
 }
+_MOST_ARGUMENTS = dict.fromkeys(("NUMERIC", "BUCKET", "CATEGORY_HASH", "CATEGORY_ID", "VOCABULARIZE"), 2)
+_MOST_ARGUMENTS |= {"EMBEDDING": 3, "INDICATOR": 1}
+_COMBINERS = ("mean", "sum", "sqrtn")
+"""Third argument of ``EMBEDDING`` in SQLFlow: of one value in a row, all are the same."""
 _PARTS = {"": ""}
 _PARTS |= dict.fromkeys(("wide", "linear", "linear_feature_columns"), "wide")
 _PARTS |= dict.fromkeys(("deep", "dnn", "dnn_feature_columns", "feature_columns"), "deep")
@@ -67,9 +71,22 @@ def override_columns(plan: ColumnPlan, columns: Mapping[str, Sequence[ColumnExpr
         found = [_plan_expression(each, facts, plan) for each in expressions]
         stated += [replace(each, part=_PARTS[part.lower()] if estimator == "wide_and_deep" else "") for each in found]
     if any(part for part in columns):
+        if estimator == "wide_and_deep":
+            _require_parts(stated, columns)
         return replace(plan, features=tuple(stated))
     named = {each.facts.name for each in stated if len(each.columns) == 1}
     return replace(plan, features=(*(each for each in plan.features if each.name not in named), *stated))
+
+
+def _require_parts(stated: Sequence[FeaturePlan], columns: Mapping[str, Sequence[ColumnExpression]]) -> None:
+    """Refuse a part of ``wide_and_deep`` that gets no column."""
+    for part in ("deep", "wide"):
+        if not any(each.part in ("", part) for each in stated):
+            raise statement_error(
+                f"the part {part} gets no column",
+                next(iter(columns.values()))[0].place,
+                f"add COLUMN … FOR {part}, or leave FOR out: then both parts get all columns",
+            )
 
 
 def _plan_expression(expression: ColumnExpression, facts: Mapping[str, ColumnFacts], plan: ColumnPlan) -> FeaturePlan:
@@ -99,10 +116,14 @@ class _ColumnFunction:
         self._call = call
         self._facts = facts
         self._plan = plan
+        if len(call.arguments) > _MOST_ARGUMENTS.get(call.function, len(call.arguments)):
+            raise self._error()
 
     def make_feature(self) -> FeaturePlan:
         function = self._call.function
         if function == "NUMERIC":
+            if self._call.arguments[1:] not in ((), (1,), ((1,),)):  # the shape, as SQLFlow writes it
+                raise self._error()
             return FeaturePlan((self._column(0, numeric=True),), ColumnUse.NUMBER, _STATED)
         if function == "EMBEDDING":
             return self._embed()
@@ -118,6 +139,8 @@ class _ColumnFunction:
     def _embed(self) -> FeaturePlan:
         first = self._argument(0)
         dimension = self._whole_number(1, least=1)
+        if len(self._call.arguments) > 2 and _text_of(self._argument(2)) not in _COMBINERS:
+            raise self._error()
         if isinstance(first, ColumnName):
             found = _take_column(first, self._facts, self._plan)
             if found.kind == "text" and found.vocabulary:
@@ -243,6 +266,11 @@ class _ColumnFunction:
 def _look_up(column: ColumnFacts) -> FeaturePlan:
     """A column with a vocabulary of all its values, or of hashes if they are too many."""
     return replace(plan_category(column, _STATED), reason=_STATED)
+
+
+def _text_of(argument: ColumnExpression | AttributeValue) -> object:
+    """A text, which may stand without quotes."""
+    return argument.name if isinstance(argument, ColumnName) else argument
 
 
 def _is_number(value: object) -> bool:

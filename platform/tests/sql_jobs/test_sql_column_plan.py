@@ -180,6 +180,8 @@ def find(plan: ColumnPlan, name: str) -> FeaturePlan:
         ("same", "same", ColumnUse.NUMBER, None, 0, 0),
         ("INDICATOR(code)", "code", ColumnUse.ONE_HOT, IdSource.VOCABULARY, 0, 0),
         ("EMBEDDING(street, 8)", "street", ColumnUse.EMBEDDING, IdSource.HASH, 8192, 8),
+        ("NUMERIC(code, [1])", "code", ColumnUse.NUMBER, None, 0, 0),
+        ("EMBEDDING(town, 8, sum)", "town", ColumnUse.EMBEDDING, IdSource.VOCABULARY, 0, 8),
         ("EMBEDDING(CATEGORY_HASH(town, 100), 8, 'mean')", "town", ColumnUse.EMBEDDING, IdSource.HASH, 100, 8),
         ("CATEGORY_HASH(town, 50)", "town", ColumnUse.ONE_HOT, IdSource.HASH, 50, 0),
         ("CATEGORY_HASH(town, 5000)", "town", ColumnUse.EMBEDDING, IdSource.HASH, 5000, 18),
@@ -217,6 +219,14 @@ def test_parts_of_wide_and_deep_get_what_stands_before_for() -> None:
     ]
 
 
+def test_a_part_without_a_column_is_refused() -> None:
+    with pytest.raises(BadInputError) as error:
+        override("COLUMN age, town FOR deep", "wide_and_deep")
+    assert "column 47" in str(error.value.where)
+    assert "the part wide gets no column" in error.value.message
+    assert override("COLUMN age FOR deep COLUMN town", "wide_and_deep").used
+
+
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
@@ -234,6 +244,13 @@ def test_parts_of_wide_and_deep_get_what_stands_before_for() -> None:
         ("COLUMN EMBEDDING(CATEGORY_ID(change, 40), 2)", r"change has -3 to 36.*write CATEGORY_HASH\(change, 40\)"),
         ("COLUMN CROSS([town], 10)", "CROSS has wrong arguments"),
         ("COLUMN age FOR wide", "dnn has no part wide"),
+        ("COLUMN NUMERIC(age, code)", r"write NUMERIC\(column\)"),
+        ("COLUMN NUMERIC(age, 64)", r"write NUMERIC\(column\)"),
+        ("COLUMN BUCKET(age, [3], [5])", r"write BUCKET\(column"),
+        ("COLUMN EMBEDDING(town, 8, code)", r"write EMBEDDING\(column"),
+        ("COLUMN INDICATOR(town, code)", r"write INDICATOR\(column"),
+        ("COLUMN CATEGORY_HASH(town, 10, 20)", r"write CATEGORY_HASH\(column"),
+        ("COLUMN VOCABULARIZE(town, ['a'], ['b'])", r"write VOCABULARIZE\(column"),
     ],
 )
 def test_what_column_cannot_mean_is_refused_at_its_place(columns: str, said: str) -> None:
