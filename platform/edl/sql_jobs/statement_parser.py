@@ -7,6 +7,7 @@ clauses themselves are parsed here, by recursive descent.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from difflib import get_close_matches
@@ -68,7 +69,7 @@ def parse_with_texts(text: str, dialect: str | None = None) -> list[tuple[Statem
     Raises:
         BadInputError: a statement is wrong; ``where`` names line and column.
     """
-    tokens = _tokenize(text, dialect, Place(1, 1))
+    tokens = _tokenize(text, dialect)
     found, start = list[tuple[Statement, str]](), 0
     for end in [*(at for at, token in enumerate(tokens) if token.token_type == TokenType.SEMICOLON), len(tokens)]:
         if start < end:
@@ -97,13 +98,14 @@ def statement_error(message: str, place: Place, hint: str | None = None) -> Stat
     return StatementError(message, place, hint)
 
 
-def _tokenize(text: str, dialect: str | None, begin: Place) -> list[Token]:
+def _tokenize(text: str, dialect: str | None) -> list[Token]:
     try:
         return sqlglot.tokenize(text, read=dialect)
     except SqlglotError as error:
-        raise statement_error(
-            "a text, a quoted name or a comment has no end", begin, str(error).splitlines()[0]
-        ) from None
+        # Of a comment, sqlglot does not say where it begins.
+        begin = re.search(r" from \d+:(\d+)$", str(error.__cause__))
+        offset = int(begin[1]) if begin else max(0, text.rfind("/*"))
+        raise statement_error("a text, a quoted name or a comment has no end", _place_at(text, offset)) from None
 
 
 def _place_at(text: str, offset: int) -> Place:
@@ -218,7 +220,7 @@ class _StatementParser:
         end = self._tokens[-1].end + 1
         # Offsets in the whole text, so that places are those of the user.
         padded = " " * begin + self._text[begin:end]
-        tokens = _tokenize(padded, _CLAUSE_DIALECT, _place_at(self._text, begin))
+        tokens = _tokenize(padded, _CLAUSE_DIALECT)
         # PostgreSQL takes a name without quotes in small letters: so a query finds the table that was written.
         return _ClauseParser(self._text, tokens, end, folds_names=self._dialect == "postgres")
 
