@@ -41,11 +41,13 @@ from edl.sql_jobs.statement_folders import (
     extract_rows,
     metrics_table,
     model_files,
+    named_metrics,
     prepare_evaluate,
     prepare_explain,
     prepare_predict,
     prepare_train,
     refuse_attributes,
+    take_metrics,
     take_probabilities,
     with_predictions,
     write_result,
@@ -163,6 +165,8 @@ def _prepare_folder(
     model = registry.find(statement.model)
     if isinstance(statement, PredictStatement):
         take_probabilities(statement, model)
+    elif isinstance(statement, EvaluateStatement):
+        take_metrics(statement, model)
     else:
         refuse_attributes(statement.attributes)
     if statement.into is not None:
@@ -269,9 +273,10 @@ def finish(run: RunDirectory, summary: Mapping[str, Any]) -> None:
     else:
         assert isinstance(statement, EvaluateStatement)
         rows = int((folder / _ROWS_FILE).read_text(encoding="utf-8"))
-        result = {"metrics": dict(summary["metrics"]), "rows": rows}
+        metrics = named_metrics(summary["metrics"], take_metrics(statement, model))
+        result = {"metrics": metrics, "rows": rows}
         if statement.into is not None:
-            _write_once(request, statement.into, metrics_table(summary["metrics"]), folder, 1)
+            _write_once(request, statement.into, metrics_table(metrics), folder, 1)
     write_json(done, result, fsync=True)
     _print(f"finished: {json.dumps(result)}")
     # Rows of a database do not stay behind.

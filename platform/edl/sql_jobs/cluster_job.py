@@ -19,7 +19,7 @@ from edl.cluster.kubernetes.pod_template import apply_strategic_merge
 from edl.jobfile.path_resolution import find_volume
 from edl.sql_jobs.cluster_request import ClusterRequest
 from edl.sql_jobs.job_settings import ESTIMATORS, choose_estimator, job_fields, job_name, refuse_refit, set_field
-from edl.sql_jobs.statement_folders import refuse_attributes, take_probabilities
+from edl.sql_jobs.statement_folders import refuse_attributes, take_metrics, take_probabilities
 from edl.sql_jobs.statement_parser import statement_error
 from edl.sql_jobs.statements import (
     EvaluateStatement,
@@ -141,7 +141,10 @@ def require_job(statement: Statement) -> JobStatement:
     if isinstance(statement, PredictStatement):
         take_probabilities(statement)
         return statement
-    if isinstance(statement, EvaluateStatement | ExplainStatement):
+    if isinstance(statement, EvaluateStatement):
+        take_metrics(statement)
+        return statement
+    if isinstance(statement, ExplainStatement):
         refuse_attributes(statement.attributes)
         return statement
     if isinstance(statement, QueryStatement):

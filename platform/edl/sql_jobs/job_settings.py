@@ -62,6 +62,7 @@ OPTIMIZERS = {
 }
 _VALIDATION_SHARE, _VALIDATION_SELECT = "validation.share", "validation.select"
 _REFIT = "validation.refit"
+METRICS_SETTING = "validation.metrics"
 NOT_ON_A_CLUSTER = "on a cluster a statement is one job"
 """Why a submitted model does not train again on all rows."""
 _METRICS = {
@@ -164,8 +165,8 @@ def choose_settings(
             share = _take_share(attribute)
         elif known == _VALIDATION_SELECT:
             _take_validation(attribute)
-        elif known == "validation.metrics":
-            _check_metrics(attribute, plan)
+        elif known == METRICS_SETTING:
+            find_metrics(attribute, plan.label.kind)
         elif known == "model.n_classes":
             _check_classes(attribute, plan)
         elif known in (KEY_SETTING, _REFIT) or (module is not None and known == ZOO_SETTING):
@@ -314,16 +315,24 @@ def find_validation_query(statement: TrainStatement) -> Select | None:
     return _take_validation(attribute)
 
 
-def _check_metrics(attribute: Attribute, plan: ColumnPlan) -> None:
-    """All metrics of a label's kind are computed always; others are not."""
-    known = _METRICS[plan.label.kind]
+def find_metrics(attribute: Attribute, kind: LabelKind) -> tuple[str, ...]:
+    """The metrics that ``validation.metrics`` names, in small letters and without underscores.
+
+    All that there are for a kind of label are computed always.
+
+    Raises:
+        BadInputError: there is no such metric for this kind; names the place.
+    """
+    known, found = _METRICS[kind], list[str]()
     for name in filter(None, str(attribute.value).replace(" ", "").split(",")):
-        if name.lower().replace("_", "") not in known:
+        found.append(name.lower().replace("_", ""))
+        if found[-1] not in known:
             raise statement_error(
-                f"there is no metric {name} for {plan.label.kind}",
+                f"there is no metric {name} for {kind}",
                 attribute.place,
-                f"leave out validation.metrics: EDL computes {', '.join(known)}",
+                f"leave out {METRICS_SETTING}: EDL computes {', '.join(known)}",
             )
+    return tuple(found)
 
 
 def _check_classes(attribute: Attribute, plan: ColumnPlan) -> None:

@@ -23,10 +23,12 @@ from edl.sql_jobs.column_overrides import override_columns
 from edl.sql_jobs.column_plan import ColumnPlan, LabelKind, check_features, find_column, list_names, plan_columns
 from edl.sql_jobs.job_settings import (
     ESTIMATORS,
+    METRICS_SETTING,
     TrainingSettings,
     choose_estimator,
     choose_settings,
     dump_job,
+    find_metrics,
     find_validation_query,
     job_document,
 )
@@ -412,6 +414,31 @@ def take_probabilities(statement: PredictStatement, model: ModelDescription | No
             raise statement_error(f"{model.name}@{model.version} predicts a number, no classes", attribute.place)
         wanted = attribute.value
     return wanted
+
+
+def take_metrics(statement: EvaluateStatement, model: ModelDescription | None = None) -> tuple[str, ...]:
+    """The metrics that an evaluation names, as ``find_metrics`` returns them; empty: all.
+
+    Args:
+        statement: with ``validation.metrics``, or without.
+        model: if it is known already.
+
+    Raises:
+        BadInputError: there is another setting, or no such metric for the label of the model.
+    """
+    found: tuple[str, ...] = ()
+    for name, attribute in statement.attributes.items():
+        if name != METRICS_SETTING:
+            near = f"there is {METRICS_SETTING}='accuracy'"
+            raise statement_error(f"there is no setting {name} here", attribute.place, near)
+        if model is not None:
+            found = find_metrics(attribute, LabelKind[model.label_kind])
+    return found
+
+
+def named_metrics(metrics: Mapping[str, float], names: Sequence[str]) -> dict[str, float]:
+    """The loss and the metrics of these names; without names, all."""
+    return {name: value for name, value in metrics.items() if not names or name.replace("_", "") in ("loss", *names)}
 
 
 def with_predictions(

@@ -48,12 +48,14 @@ from edl.sql_jobs.statement_folders import (
     extract_rows,
     metrics_table,
     model_files,
+    named_metrics,
     prepare_evaluate,
     prepare_explain,
     prepare_predict,
     prepare_train,
     refuse_attributes,
     stream_rows,
+    take_metrics,
     take_probabilities,
     with_predictions,
     write_job,
@@ -380,13 +382,14 @@ class StatementRunner:
     # -- models that exist -----------------------------------------------------------------------
 
     def _evaluate(self, statement: EvaluateStatement) -> MetricsResult:
-        refuse_attributes(statement.attributes)
+        take_metrics(statement)
         model = self.registry.find(statement.model)
+        names = take_metrics(statement, model)
         self._check_target(statement.into)
         with _work_folder() as folder:
             rows = self._extract(statement.select, folder)
             prepare_evaluate(statement, model, rows, folder)
-            metrics = self._run_evaluation(folder, model)
+            metrics = named_metrics(self._run_evaluation(folder, model), names)
             if statement.into is not None:
                 self._write(statement.into, metrics_table(metrics))
         return MetricsResult(model, metrics, rows.rows, statement.into)

@@ -206,6 +206,15 @@ def test_metrics_become_a_table_if_the_statement_names_one(volume: Volume) -> No
     assert volume.query("SELECT accuracy FROM scores") == [(0.9,)]
 
 
+def test_an_evaluation_may_name_its_metrics(volume: Volume) -> None:
+    volume.train()
+    text = "SELECT * FROM people TO EVALUATE m WITH validation.metrics='AUC' INTO scores"
+    request, run = volume.submit(text, "evaluate")
+    prepare(request, run)
+    finish(run, {"metrics": METRICS})
+    assert volume.query("SELECT * FROM scores") == [(METRICS["loss"],)]
+
+
 def test_an_error_has_its_place_and_the_exit_code_of_bad_input(
     volume: Volume, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,7 +23,7 @@ from edl.api.errors import BadInputError
 from edl.sql_jobs import statement_runner
 from edl.sql_jobs.model_registry import ModelRegistry
 from edl.sql_jobs.statement_parser import parse_with_texts
-from edl.sql_jobs.statement_runner import PredictResult, StatementRunner, TrainResult
+from edl.sql_jobs.statement_runner import MetricsResult, PredictResult, StatementRunner, TrainResult
 
 DATABASE = "duckdb:///sqlflow.duckdb"
 IRIS = "sepal_length, sepal_width, petal_length, petal_width"
@@ -39,6 +39,11 @@ STATEMENTS: Mapping[str, tuple[str, str]] = {
     "iris: `TO PREDICT iris.predict.class`": (
         "SELECT * FROM iris.test TO PREDICT iris.predict.class USING sqlflow_models.my_dnn_model;",
         "predicts",
+    ),
+    "iris: `TO EVALUATE` with `validation.metrics`": (
+        """SELECT * FROM iris.test TO EVALUATE sqlflow_models.my_dnn_model WITH validation.metrics="Accuracy"
+        LABEL class INTO iris.evaluate_result;""",
+        "evaluates",
     ),
     "iris: `validation.select`, `validation.metrics`, `model.optimizer`": (
         """SELECT * FROM iris.train WHERE class<>2 TO TRAIN sqlflow_models.DNNClassifier WITH
@@ -140,6 +145,8 @@ def run_edl(
             folder / "predictions" / "0.npz", source="x", start=0, end=rows, outputs=np.eye(3)[np.arange(rows) % 3]
         )
         return {}
+    if verb == "evaluate":
+        return {"metrics": {"loss": 0.25, "accuracy": 0.9, "log_loss": 0.2}}
     assert pq.read_table(folder / "data" / "validation").num_rows > 0
     (folder / "export").mkdir(exist_ok=True)
     (folder / "export" / "model.keras").write_text("weights", encoding="utf-8")
@@ -154,6 +161,9 @@ def run(text: str) -> str:
         return f"refused: {re.split(r' for | [(]|, ', str(error.hint))[0]}"
     if isinstance(result, TrainResult):
         return f"trains {result.model.estimator}"
+    if isinstance(result, MetricsResult):
+        assert set(result.metrics) == {"loss", "accuracy"}
+        return "evaluates"
     assert isinstance(result, PredictResult)
     return "predicts"
 

@@ -236,6 +236,22 @@ def test_metrics_are_written_into_a_table(jobs: FakeJobs) -> None:
     assert run("SELECT * FROM result") == RowsResult(("loss", "accuracy"), [(0.25, 0.9)], 1)
 
 
+def test_an_evaluation_may_name_its_metrics(jobs: FakeJobs) -> None:
+    """As SQLFlow's do."""
+    run(TRAIN)
+    done = run("SELECT * FROM people TO EVALUATE m WITH validation.metrics='Accuracy' LABEL rich INTO result")
+    assert isinstance(done, MetricsResult)
+    assert done.metrics == {"loss": 0.25, "accuracy": 0.9}
+    for clause, column, said in (
+        ("validation.metrics='Accuracy,R2'", 37, "there is no metric R2 for one of two classes"),
+        ("validation.metric=1", 37, "there is validation.metrics"),
+    ):
+        with pytest.raises(BadInputError) as error:
+            run(f"SELECT * FROM people TO EVALUATE m WITH {clause} LABEL rich")
+        assert f"line 1, column {column + 4}" in str(error.value.where)
+        assert said in f"{error.value} {error.value.hint}"
+
+
 def test_the_column_that_decides_is_the_most_important_one(jobs: FakeJobs) -> None:
     run(TRAIN)
     done = run("SELECT * FROM people TO EXPLAIN m INTO importance")
