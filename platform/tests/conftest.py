@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from pytest_rerunfailures import StatusDB
 from support.examples import examples
 from support.logging_levels import restored_logging
 
@@ -49,6 +50,17 @@ def pytest_configure() -> None:
     """Behind a shell's ``&`` Ctrl-C is ignored, and that is inherited. Jobs of tests must not: they are interrupted."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """A test is begun without asking xdist's controller how often it has failed.
+
+    pytest-rerunfailures asks so that a test can have a second try after its process has crashed, which xdist refuses
+    for files of tests. It sends two messages a test on one connection: Nagle's algorithm holds back the second until
+    the first is acknowledged, after 40 ms. A second try after a failure needs none of it.
+    """
+    if hasattr(session.config, "workerinput") and hasattr(session.config, "failures_db"):
+        session.config.failures_db = StatusDB()
 
 
 def import_share(config: pytest.Config) -> None:
