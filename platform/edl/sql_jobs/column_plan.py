@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from edl.sql_jobs.statement_parser import statement_error
-from edl.sql_jobs.statements import ColumnName
+from edl.sql_jobs.statements import Attribute, ColumnName
 
 MOST_WORDS = 1000
 """Different texts up to which each gets an entry of a vocabulary; more are hashed."""
@@ -33,6 +33,8 @@ _LONGEST_CLASS = 255
 """Bytes of a class; statistics compare no more."""
 RARE_CLASS = 0.5
 """Classes are weighted if the rarest has less than this part of an equal share."""
+CLASS_WEIGHT = "train.class_weight"
+"""The setting that weighs classes, or does not."""
 _NAMES_OF_CODES = ("id", "code", "zip", "class", "type", "kind", "category", "group", "no", "key")
 ColumnT = TypeVar("ColumnT")
 _NAMES_LISTED = 20
@@ -219,14 +221,21 @@ def list_names(names: Sequence[str]) -> str:
     return f"{', '.join(names[:_NAMES_LISTED])}{more}"
 
 
-def plan_columns(columns: Sequence[ColumnFacts], label: ColumnName) -> ColumnPlan:
+def plan_columns(
+    columns: Sequence[ColumnFacts], label: ColumnName, class_weight: Attribute | None = None
+) -> ColumnPlan:
     """How the columns of a query become a model's inputs.
 
+    Args:
+        columns: all of them.
+        label: which of them the model predicts.
+        class_weight: the setting ``train.class_weight``; None: rare classes decide.
+
     Raises:
-        BadInputError: the label cannot be learnt.
+        BadInputError: the label cannot be learnt, or its classes not so weighted.
     """
     facts = find_column({each.name: each for each in columns}, label)
-    planned = plan_label(facts, label)
+    planned = _weigh_classes(plan_label(facts, label), class_weight)
     return ColumnPlan(planned, tuple(plan_feature(each) for each in columns if each.name != facts.name))
 
 
@@ -292,13 +301,34 @@ def _plan_classes(facts: ColumnFacts, kind: LabelKind, reason: str) -> LabelPlan
     counts = dict(facts.values)
     # Numbers in their own order: 10 comes after 9.
     classes = tuple(sorted(counts) if facts.kind in ("text", "boolean") else sorted(counts, key=float))
-    shares = [counts[value] / facts.count for value in classes]
-    weights: dict[int, float] = {}
-    if min(shares) < RARE_CLASS / len(classes):
-        weights = {number: round(1 / (len(classes) * share), 6) for number, share in enumerate(shares)}
-        rarest = classes[shares.index(min(shares))]
-        reason += f"; {rarest!r} has {min(shares):.1%} of the rows, so rare classes weigh more"
-    return LabelPlan(facts, kind, reason, classes, weights)
+    return LabelPlan(facts, kind, reason, classes)
+
+
+def _weigh_classes(label: LabelPlan, wanted: Attribute | None) -> LabelPlan:
+    """Give each class of a label with rare ones the same total weight, or do what a setting says.
+
+    Raises:
+        BadInputError: the setting is neither ``balanced`` nor ``none``, or the label is a number.
+    """
+    # Without quotes, none is read as NULL.
+    if wanted is not None and wanted.value not in ("balanced", "none", None):
+        raise statement_error(f"{CLASS_WEIGHT} is balanced or none", wanted.place)
+    if label.kind is LabelKind.NUMBER:
+        if wanted is not None:
+            raise statement_error(f"{label.name} is a number and has no classes", wanted.place, "leave it out")
+        return label
+    counts = dict(label.facts.values)
+    shares = {value: counts[value] / label.facts.count for value in label.classes}
+    rarest = min(label.classes, key=shares.__getitem__)
+    weights = {number: round(1 / (len(shares) * share), 6) for number, share in enumerate(shares.values())}
+    if wanted is not None:
+        is_balanced = wanted.value == "balanced"
+        reason = f"{label.reason}; all {'classes' if is_balanced else 'rows'} weigh the same"
+        return replace(label, reason=reason, class_weights=weights if is_balanced else {})
+    if shares[rarest] >= RARE_CLASS / len(shares):
+        return label
+    reason = f"{label.reason}; {rarest!r} has {shares[rarest]:.1%} of the rows, so rare classes weigh more"
+    return replace(label, reason=reason, class_weights=weights)
 
 
 def plan_feature(facts: ColumnFacts) -> FeaturePlan:

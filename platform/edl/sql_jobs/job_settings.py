@@ -18,7 +18,7 @@ from edl.api.job_spec import API_VERSION, JobSpec
 from edl.jobfile.document_tree import SpecError, build_tree
 from edl.jobfile.loader import read_job_tree
 from edl.jobfile.section_type import section_fields
-from edl.sql_jobs.column_plan import ColumnPlan, LabelKind
+from edl.sql_jobs.column_plan import CLASS_WEIGHT, ColumnPlan, LabelKind
 from edl.sql_jobs.model_module import Optimizer
 from edl.sql_jobs.statement_parser import statement_error
 from edl.sql_jobs.statements import Attribute, AttributeValue, Select, TrainStatement
@@ -169,7 +169,7 @@ def choose_settings(
             find_metrics(attribute, plan.label.kind)
         elif known == "model.n_classes":
             _check_classes(attribute, plan)
-        elif known in (KEY_SETTING, _REFIT) or (module is not None and known == ZOO_SETTING):
+        elif known in (KEY_SETTING, _REFIT, CLASS_WEIGHT) or (module is not None and known == ZOO_SETTING):
             continue
         elif section == "model" and rest not in ("keras", "init_from"):
             if module is not None:
@@ -260,7 +260,7 @@ def job_fields(attributes: Mapping[str, Attribute]) -> dict[str, Any]:
         section, _, rest = known.partition(".")
         is_model = section == "model" and rest not in ("keras", "init_from")
         if (
-            known not in (_VALIDATION_SHARE, _REFIT, KEY_SETTING, "optimizer.name")
+            known not in (_VALIDATION_SHARE, _REFIT, KEY_SETTING, CLASS_WEIGHT, "optimizer.name")
             and section != "optimizer"
             and not is_model
         ):
@@ -281,6 +281,12 @@ def _check_module(module: UserModule, statement: TrainStatement) -> None:
     }
     module.check_arguments(arguments, statement.estimator_place or statement.into.place)
     for name, attribute in given.items():
+        if name == CLASS_WEIGHT:
+            raise statement_error(
+                f"{module.definition} has a loss of its own, in which {name} has no effect",
+                attribute.place,
+                "leave it out, and weigh the classes in the module",
+            )
         if (name.startswith("optimizer.") or name == "model.optimizer") and not module.takes("optimizer"):
             raise statement_error(
                 f"{module.definition} has an optimizer of its own",
@@ -368,6 +374,7 @@ def _check_field(written: str, name: str, attribute: Attribute) -> None:
         "optimizer.learning_rate",
         _VALIDATION_SHARE,
         _REFIT,
+        CLASS_WEIGHT,
     ]
     near = get_close_matches(name, choices, 1) or [each for each in choices if each.rpartition(".")[2] == name][:1]
     hint = f"did you mean {near[0]}? " if near else ""

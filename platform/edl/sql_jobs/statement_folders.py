@@ -20,7 +20,15 @@ import pyarrow.parquet as pq
 
 from edl.api.errors import BadInputError, EdlError
 from edl.sql_jobs.column_overrides import override_columns
-from edl.sql_jobs.column_plan import ColumnPlan, LabelKind, check_features, find_column, list_names, plan_columns
+from edl.sql_jobs.column_plan import (
+    CLASS_WEIGHT,
+    ColumnPlan,
+    LabelKind,
+    check_features,
+    find_column,
+    list_names,
+    plan_columns,
+)
 from edl.sql_jobs.job_settings import (
     ESTIMATORS,
     METRICS_SETTING,
@@ -115,7 +123,7 @@ def prepare_train(
     same = [name for name in names if name.lower() == statement.label.name.lower()]
     label = statement.label.name if statement.label.name in names or len(same) != 1 else same[0]
     files = rows.files if isinstance(rows, ExtractedRows) else rows
-    plan = plan_columns(collect_facts(files, label), statement.label)
+    plan = plan_columns(collect_facts(files, label), statement.label, statement.attributes.get(CLASS_WEIGHT))
     plan = override_columns(plan, statement.columns, estimator)
     check_features(plan, statement.label)
     settings = choose_settings(statement, estimator, reason, plan, refit_obstacle)

@@ -20,7 +20,7 @@ from edl.sql_jobs.column_plan import (
     check_features,
     plan_columns,
 )
-from edl.sql_jobs.statements import ColumnName, Place, TrainStatement
+from edl.sql_jobs.statements import Attribute, ColumnName, Place, TrainStatement
 
 PLACE = Place(1, 30)
 LABEL = ColumnName("y", PLACE)
@@ -109,6 +109,32 @@ def test_rare_classes_weigh_more() -> None:
     assert planned.class_weights == pytest.approx({0: 0.5556, 1: 5.0}, abs=1e-3)
     assert "'yes' has 10.0% of the rows" in planned.reason
     assert plan_columns([facts("x"), BINARY], LABEL).label.class_weights == {}
+
+
+@pytest.mark.parametrize(
+    ("counts", "setting", "weights", "said"),
+    [
+        ((900, 100), "none", {}, "all rows weigh the same"),
+        ((600, 400), "balanced", {0: 0.8333, 1: 1.25}, "all classes weigh the same"),
+        ((600, 400), None, {}, ""),
+    ],
+)
+def test_a_setting_says_whether_classes_are_weighted(
+    counts: tuple[int, int], setting: str | None, weights: dict[int, float], said: str
+) -> None:
+    label = facts("y", "text", 2, values=(("no", counts[0]), ("yes", counts[1])))
+    wanted = None if setting is None else Attribute(setting, LABEL.place)
+    planned = plan_columns([facts("x"), label], LABEL, wanted).label
+    assert planned.class_weights == pytest.approx(weights, abs=1e-3)
+    assert said in planned.reason
+    assert "rare classes" not in planned.reason
+
+
+@pytest.mark.parametrize(("kind", "setting"), [("text", "rare"), ("text", True), ("number", "balanced")])
+def test_classes_cannot_be_weighted_in_another_way(kind: str, setting: str | bool) -> None:
+    label = facts("y", kind, 2, values=(("no", 600), ("yes", 400))) if kind == "text" else facts("y", "number")
+    with pytest.raises(BadInputError):
+        plan_columns([facts("x"), label], LABEL, Attribute(setting, LABEL.place))
 
 
 @pytest.mark.parametrize(

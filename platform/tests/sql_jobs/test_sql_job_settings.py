@@ -180,6 +180,7 @@ def test_a_wide_table_is_not_compared_with_a_linear_model() -> None:
     [
         ("validation.refit=1", "validation.refit is true or false"),
         ("validation.refit=true, validation.select='SELECT 1'", "not possible: validation.select names rows"),
+        ("train.class_weigth=none", "no setting train.class_weigth.*did you mean train.class_weight?"),
         ("validation.refitt=true", "no setting validation.refitt.*did you mean validation.refit?"),
     ],
 )

@@ -325,6 +325,14 @@ def test_a_statement_may_train_once(jobs: FakeJobs, setting: str) -> None:
     assert not [line for line in result_lines(trained) if line.startswith(("measured", "chosen"))]
 
 
+@pytest.mark.parametrize(("setting", "is_weighted"), [("balanced", True), ("none", False), ("'none'", False)])
+def test_a_statement_says_whether_classes_are_weighted(jobs: FakeJobs, setting: str, is_weighted: bool) -> None:
+    trained = run(f"SELECT * FROM people TO TRAIN dnn WITH train.class_weight={setting} LABEL rich INTO m")
+    assert isinstance(trained, TrainResult)
+    assert ("class_weight = {" in (trained.model.folder / "model.py").read_text(encoding="utf-8")) is is_weighted
+    assert "class_weight" not in (trained.model.folder / "job.yaml").read_text(encoding="utf-8")
+
+
 def test_a_model_that_is_named_is_not_compared_and_trains_again(jobs: FakeJobs) -> None:
     trained = run("SELECT * FROM people TO TRAIN deepfm WITH train.epochs=3, validation.refit=true LABEL rich INTO m")
     assert isinstance(trained, TrainResult)

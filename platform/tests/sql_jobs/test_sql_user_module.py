@@ -80,6 +80,7 @@ def test_its_model_takes_raw_columns(
         ("'zoo/helper.py'", 31, "does not define 'custom_model'"),
         ("'zoo/my_module.py' WITH model.unit=3", 55, "no argument 'unit'.*did you mean units"),
         ("'zoo/own.py' WITH optimizer.name=SGD", 49, "an optimizer of its own"),
+        ("'zoo/my_module.py' WITH train.class_weight=none", 55, "train.class_weight has no effect"),
         ("dnm", 31, "did you mean dnn.*my_module.py"),
     ],
 )
