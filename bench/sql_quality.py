@@ -4,7 +4,8 @@ For each fold, `SELECT * FROM train LABEL y INTO model` trains and `TO PREDICT` 
 of SQLite. Beside it stand scikit-learn's linear model and HistGradientBoosting with their defaults, on the same folds.
 Nothing is chosen by the results: EDL's settings are those of the default statement. A score is accuracy, or R² of a
 number. Where a class is rare, the default statement gives each class the same weight, and accuracy is not what it
-trains for: so the mean of the classes' recalls (balanced accuracy) is measured, too. Four tables have a planted signal, three of them one that no linear model finds.
+trains for: so the mean of the classes' recalls (balanced accuracy) is measured, too. Four tables have a planted signal,
+three of them one that no linear model finds.
 
 EDL's defaults were changed after a look at the ten tables of `TABLES`. Those of `UNSEEN` (`--unseen`) were chosen when
 the defaults were fixed, before anything was measured on them, and the defaults have not been changed since.
