@@ -273,12 +273,20 @@ def _read_duckdb(connection: Any, query: str, statement_seconds: float | None) -
         with suppress(duckdb.Error):  # without the extension for time zones, it has none but UTC
             connection.execute("SET TimeZone = 'UTC'")
         connection.execute("BEGIN")
-        connection.execute(query)
-        names = [column[0] for column in connection.description]
+        try:
+            relation = connection.sql(query)
+        except duckdb.Error:
+            # Only execute() says where in the query the fault is.
+            connection.rollback()
+            connection.execute(query)
+            raise
+        names = relation.columns
         _check_names(names)
         rows = _batch_rows(len(names))
-        reader = connection.fetch_record_batch(rows)
-        # Names from the description: Arrow's reader makes doubles unlike.
+        # DuckDB 2 has the first name, DuckDB 1.4 the second one.
+        open_reader = getattr(relation, "to_arrow_reader", None) or relation.fetch_record_batch
+        reader = open_reader(rows)
+        # Names from the relation: Arrow's reader makes doubles unlike.
         schema = pa.schema(
             [(name, _plain_type(name, field.type)) for name, field in zip(names, reader.schema, strict=True)]
         )

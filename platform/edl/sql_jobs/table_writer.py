@@ -433,11 +433,10 @@ class TableWriter:
         keys = [f"c{at}" for at in range(batch.num_columns)]
         view = f"edl_batch_{uuid4().hex[:8]}"
         connection.register(view, pa.Table.from_arrays(batch.columns, keys))
-        try:
-            target = f"{preparer.format_table(self._table)} ({names})"
-            connection.execute(f"INSERT INTO {target} SELECT {', '.join(keys)} FROM {view}")  # noqa: S608 - quoted
-        finally:
-            connection.unregister(view)
+        target = f"{preparer.format_table(self._table)} ({names})"
+        connection.execute(f"INSERT INTO {target} SELECT {', '.join(keys)} FROM {view}")  # noqa: S608 - quoted
+        # After an error the view goes with the connection: DuckDB 2 unregisters none in an aborted transaction.
+        connection.unregister(view)
 
     def _insert_values(self, batch: pa.RecordBatch) -> None:
         columns = [_values(column, self._dialect) for column in batch.columns]
