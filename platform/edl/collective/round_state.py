@@ -1,5 +1,8 @@
 """The state of a round and its heartbeats, for reductions in NumPy.
 
+A peer that died during an all-reduce is noticed here: its neighbours see its socket close, or the
+previous rank misses its heartbeats. They break the round and pass on which rank was lost.
+
 ``edl/numerics/native/round_state.cpp`` is the same in C++.
 """
 

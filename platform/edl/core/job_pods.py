@@ -319,7 +319,9 @@ _REFUSAL_BACKOFF = ExponentialBackoff(first_seconds=1.0, max_seconds=60.0)
 
 @dataclass(slots=True)
 class StartBackoff:
-    """The delay doubles with each round of refusals, until a pod of the role starts.
+    """Backoff after the cluster refused a pod, for example because a quota is used up.
+
+    The delay doubles with each round of refusals, until a pod of the role starts.
 
     Attributes:
         refusal_rounds: rounds of refusals since the last success; refusals within one round count once.

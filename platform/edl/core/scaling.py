@@ -1,5 +1,9 @@
 """Worker scaling: which pods to request, and which workers to stop.
 
+The wanted number of workers does not follow quotas or free capacity: it is ``workers.max`` while work
+is waiting. When a ResourceQuota is short, the cluster refuses a pod, and ``job_pods.StartBackoff`` delays
+the next request; a pod that is admitted and finds no node stays Pending.
+
 Two invariants: apart from leaving workers, there are never more workers than are wanted; and no worker
 is requested while no work is waiting, except the one that a job needs to finish.
 """
