@@ -48,7 +48,7 @@ from edl.sql_jobs.permutation_importance import MOST_COLUMNS, PermutedRows, writ
 from edl.sql_jobs.prediction_output import class_probabilities, predicted_values
 from edl.sql_jobs.prepared_rows import PreparedRows, mark_validation, prepare_prediction, prepare_training
 from edl.sql_jobs.query_errors import QueryError
-from edl.sql_jobs.query_extraction import ExtractedRows, OnProgress, extract_query
+from edl.sql_jobs.query_extraction import ExtractedColumn, ExtractedRows, OnProgress, extract_query
 from edl.sql_jobs.row_statistics import collect_facts, kind_of, read_column_batches, to_text
 from edl.sql_jobs.row_stream import STREAM_MODULE, RowOrigin, StreamedRows, survey_rows, write_stream
 from edl.sql_jobs.statement_parser import statement_error
@@ -140,7 +140,7 @@ def prepare_train(
         more = extract_rows(database, validation, folder / "more", query_seconds=query_seconds)
         check_rows(more, validation, 1)
         own_label = find_label(model, more, None, validation)
-        check_model_columns(model, more.columns, validation.place)
+        check_model_columns(model, more, validation.place)
         counts = PreparedRows(
             prepare_prediction(rows.files, inputs, folder / "data" / "training", label, kind),
             prepare_prediction(more.files, inputs, folder / "data" / "validation", own_label, kind),
@@ -229,7 +229,7 @@ def prepare_evaluate(statement: EvaluateStatement, model: ModelDescription, rows
     """
     check_rows(rows, statement.select, 1)
     label = find_label(model, rows, statement.label, statement.select)
-    check_model_columns(model, rows.columns, statement.select.place)
+    check_model_columns(model, rows, statement.select.place)
     copy_model(model, folder)
     prepare_prediction(rows.files, model.model_inputs, folder / "data", label, LabelKind[model.label_kind])
 
@@ -241,7 +241,7 @@ def prepare_predict(statement: PredictStatement, model: ModelDescription, rows: 
         BadInputError: the rows are not those that the model wants.
     """
     check_rows(rows, statement.select, 1)
-    check_model_columns(model, rows.columns, statement.select.place)
+    check_model_columns(model, rows, statement.select.place)
     copy_model(model, folder)
     prepare_prediction(rows.files, model.model_inputs, folder / "data")
 
@@ -264,7 +264,7 @@ def prepare_explain(
         )
     check_rows(rows, statement.select, LEAST_ROWS)
     label = find_label(model, rows, None, statement.select)
-    check_model_columns(model, rows.columns, statement.select.place)
+    check_model_columns(model, rows, statement.select.place)
     copy_model(model, folder)
     prepare_prediction(rows.files, inputs.one_by_one(), folder / "all", label, LabelKind[model.label_kind])
     permuted = write_permutations(folder / "all", inputs, folder / "data")
@@ -524,26 +524,25 @@ def _at_table(table: TableName) -> Iterator[None]:
 # Whether a query has the columns that a model wants; names those that changed.
 
 
-def check_model_columns(model: ModelDescription, columns: Sequence[Any], place: Place) -> None:
+def check_model_columns(model: ModelDescription, rows: ExtractedRows, place: Place) -> None:
     """Refuse rows that lack a column of the model, or have it with another kind of type.
 
     Args:
         model: with its inputs.
-        columns: ``ExtractedColumn`` of the query.
+        rows: of the query.
         place: of the query.
 
     Raises:
         BadInputError: see above.
     """
-    found = {each.name: each for each in columns}
+    found = {each.name: each for each in rows.columns}
     faults = list[str]()
     for name, kind in {each.column: each.kind for each in model.inputs}.items():
         if name not in found:
             faults.append(f"{name} is missing{_guess_new_name(name, found, model.columns)}")
             continue
         now = kind_of(found[name].type)
-        # A column of NULLs only has no type of its own.
-        if _KIND_GROUPS.get(now) != _KIND_GROUPS.get(kind) and not _has_only_nulls(found[name]):
+        if _KIND_GROUPS.get(now) != _KIND_GROUPS.get(kind) and not _has_only_nulls(found[name], rows.rows):
             faults.append(
                 f"{name} was {_KIND_GROUPS.get(kind, kind)} ({model.columns.get(name)}), and is {found[name].type}"
             )
@@ -563,5 +562,6 @@ def _guess_new_name(name: str, found: Mapping[str, Any], known: Mapping[str, str
     return f" (is it {near[0]} now?)" if near else ""
 
 
-def _has_only_nulls(column: Any) -> bool:
-    return str(column.type) in ("double", "null") and column.nulls > 0
+def _has_only_nulls(column: ExtractedColumn, rows: int) -> bool:
+    """Whether a column has no values, and so no type of its own."""
+    return str(column.type) in ("double", "null") and column.nulls == rows

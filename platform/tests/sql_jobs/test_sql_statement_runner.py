@@ -427,6 +427,10 @@ def test_bad_input_is_refused_at_its_place(jobs: FakeJobs, text: str, where: str
         ('SELECT age AS years, "home town" FROM people', "age is missing .is it years now"),
         ("SELECT age FROM people", "home town is missing"),
         ("SELECT 'x' || age AS age, \"home town\" FROM people", r"age was a number \(int64\), and is string"),
+        (
+            'SELECT age, CASE WHEN age % 2 = 0 THEN age + 0.5 END AS "home town" FROM people',
+            r"home town was text \(string\), and is double",
+        ),
     ],
 )
 @pytest.mark.parametrize("clause", ["TO PREDICT a.rich USING m", "TO EVALUATE m", "TO EXPLAIN m"])
