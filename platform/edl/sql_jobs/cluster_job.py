@@ -18,7 +18,15 @@ from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.pod_template import apply_strategic_merge
 from edl.jobfile.path_resolution import find_volume
 from edl.sql_jobs.cluster_request import ClusterRequest
-from edl.sql_jobs.job_settings import ESTIMATORS, choose_estimator, job_fields, job_name, refuse_refit, set_field
+from edl.sql_jobs.job_settings import (
+    ESTIMATORS,
+    NOT_ON_A_CLUSTER,
+    check_settings,
+    choose_estimator,
+    job_fields,
+    job_name,
+    set_field,
+)
 from edl.sql_jobs.statement_folders import refuse_attributes, take_metrics, take_probabilities
 from edl.sql_jobs.statement_parser import statement_error
 from edl.sql_jobs.statements import (
@@ -135,8 +143,7 @@ def require_job(statement: Statement) -> JobStatement:
         BadInputError: it cannot.
     """
     if isinstance(statement, TrainStatement):
-        choose_estimator(statement)
-        refuse_refit(statement)
+        check_settings(statement, NOT_ON_A_CLUSTER)
         return statement
     if isinstance(statement, PredictStatement):
         take_probabilities(statement)

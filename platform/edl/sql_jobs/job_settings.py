@@ -8,11 +8,11 @@ says whether the model trains again on all rows.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from io import StringIO
-from typing import Any
+from typing import Any, TypeAlias, TypeGuard
 
 from edl.api.job_spec import API_VERSION, JobSpec
 from edl.jobfile.document_tree import SpecError, build_tree
@@ -62,7 +62,7 @@ OPTIMIZERS = {
 }
 _VALIDATION_SHARE, _VALIDATION_SELECT = "validation.share", "validation.select"
 _REFIT = "validation.refit"
-METRICS_SETTING = "validation.metrics"
+METRICS_SETTING, _CLASSES_SETTING = "validation.metrics", "model.n_classes"
 NOT_ON_A_CLUSTER = "on a cluster a statement is one job"
 """Why a submitted model does not train again on all rows."""
 _METRICS = {
@@ -148,16 +148,85 @@ def choose_settings(
         BadInputError: ``WITH`` has a name or a value that is wrong; names its place.
     """
     rows = plan.label.facts.count
+    given = _take_attributes(statement, estimator)
     parameters: dict[str, object] = {}
-    module = None if estimator in ESTIMATORS else find_user_module(statement, ESTIMATORS)
     if _MODEL_ARGUMENTS.get(estimator):
         parameters = {"hidden": [32, 16] if rows < 2000 else [64, 32] if rows < 100_000 else [128, 64], "dropout": 0.1}
     if estimator == "dnn" and rows < _SMALL_TABLE_ROWS:
         parameters["l2"] = float(f"{0.5 / max(1, rows):.2g}")
     # A linear model needs no care not to learn the rows by heart, and fewer steps. A network of few rows has l2.
     quick = rows < (1000 if estimator == "dnn" else 10_000)
-    name, arguments = "Adam", {"learning_rate": 0.005 if quick else 0.002}
-    share, fields = (0.2 if rows < 50_000 else 0.1), dict[str, Attribute]()
+    arguments = {"learning_rate": 0.005 if quick else 0.002, **given.optimizer_arguments}
+    for name, attribute in statement.attributes.items():
+        if name == METRICS_SETTING:
+            find_metrics(attribute, plan.label.kind)
+        elif name == _CLASSES_SETTING:
+            _check_classes(attribute, plan)
+    no_refit = _find_refit_obstacle(statement, rows, refit_obstacle)
+    return TrainingSettings(
+        estimator,
+        reason,
+        {**parameters, **given.parameters},
+        Optimizer(given.optimizer, arguments),
+        given.validation_share or (0.2 if rows < 50_000 else 0.1),
+        8 if rows < 10_000 else 4,
+        given.fields,
+        refits=no_refit is None,
+        compares=no_refit is None and statement.estimator is None and rows * len(plan.used) <= _MOST_COMPARED_VALUES,
+        refit_reason=(no_refit or "") if rows < _SMALL_TABLE_ROWS else "",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What ``WITH`` sets, whatever the rows are.
+
+    Attributes:
+        parameters: arguments of the model.
+        optimizer: name of its class.
+        optimizer_arguments: of it.
+        validation_share: None: it is not set.
+        fields: of the job file.
+    """
+
+    parameters: Mapping[str, object]
+    optimizer: str
+    optimizer_arguments: Mapping[str, object]
+    validation_share: float | None
+    fields: Mapping[str, Attribute]
+
+
+def check_settings(statement: TrainStatement, refit_obstacle: str = "") -> None:
+    """Refuse what is wrong in ``WITH`` whatever the rows are, before these are read.
+
+    Args:
+        statement: what is wanted.
+        refit_obstacle: see ``choose_settings``.
+
+    Raises:
+        BadInputError: see above; names the place.
+    """
+    _take_attributes(statement, choose_estimator(statement)[0])
+    _find_refit_obstacle(statement, 0, refit_obstacle)
+
+
+def check_job_fields(statement: TrainStatement) -> None:
+    """Refuse wrong values of fields of the job file, of a training on this machine, before the rows are read.
+
+    Raises:
+        BadInputError: see above; names the place.
+    """
+    document = _plain_document(statement.into.name)
+    fields = _take_attributes(statement, choose_estimator(statement)[0]).fields
+    for name, attribute in fields.items():
+        set_field(document, name, _plain(attribute.value))
+    _check_document(document, fields)
+
+
+def _take_attributes(statement: TrainStatement, estimator: str) -> _Given:
+    module = None if estimator in ESTIMATORS else find_user_module(statement, ESTIMATORS)
+    parameters, arguments = dict[str, object](), dict[str, object]()
+    share, fields, optimizer = None, dict[str, Attribute](), "Adam"
     for written, attribute in statement.attributes.items():
         known = _SQLFLOW_NAMES.get(written, written)
         section, _, rest = known.partition(".")
@@ -165,11 +234,9 @@ def choose_settings(
             share = _take_share(attribute)
         elif known == _VALIDATION_SELECT:
             _take_validation(attribute)
-        elif known == METRICS_SETTING:
-            find_metrics(attribute, plan.label.kind)
-        elif known == "model.n_classes":
-            _check_classes(attribute, plan)
-        elif known in (KEY_SETTING, _REFIT, CLASS_WEIGHT) or (module is not None and known == ZOO_SETTING):
+        elif known in (METRICS_SETTING, _CLASSES_SETTING, KEY_SETTING, _REFIT, CLASS_WEIGHT) or (
+            module and known == ZOO_SETTING
+        ):
             continue
         elif section == "model" and rest not in ("keras", "init_from"):
             if module is not None:
@@ -178,38 +245,71 @@ def choose_settings(
                 continue
             if rest not in _MODEL_ARGUMENTS[estimator]:
                 raise _unknown(written, attribute, [f"model.{each}" for each in _MODEL_ARGUMENTS[estimator]], estimator)
-            parameters[rest] = _plain(attribute.value)
+            parameters[rest] = _check_value(written, rest, attribute)
         elif known == "optimizer.name":
             near = {each.lower(): each for each in OPTIMIZERS}
             if str(attribute.value).lower() not in near:
                 raise statement_error(
                     f"there is no optimizer {attribute.value}", attribute.place, f"there are {', '.join(OPTIMIZERS)}"
                 )
-            name = near[str(attribute.value).lower()]
+            optimizer = near[str(attribute.value).lower()]
         elif section == "optimizer":
-            arguments[rest] = attribute.value  # type: ignore[assignment]  # checked when its class is known
+            arguments[rest] = attribute.value  # checked when its class is known
         else:
             _check_field(written, known, attribute)
             fields[known] = attribute
     if module is not None:
         _check_module(module, statement)
     for argument in arguments:
-        if argument not in OPTIMIZERS[name]:
-            attribute = statement.attributes[f"optimizer.{argument}"]
-            raise _unknown(f"optimizer.{argument}", attribute, [f"optimizer.{each}" for each in OPTIMIZERS[name]], name)
-    no_refit = _find_refit_obstacle(statement, rows, refit_obstacle)
-    return TrainingSettings(
-        estimator,
-        reason,
-        parameters,
-        Optimizer(name, arguments),
-        share,
-        8 if rows < 10_000 else 4,
-        fields,
-        refits=no_refit is None,
-        compares=no_refit is None and statement.estimator is None and rows * len(plan.used) <= _MOST_COMPARED_VALUES,
-        refit_reason=(no_refit or "") if rows < _SMALL_TABLE_ROWS else "",
-    )
+        name = f"optimizer.{argument}"
+        if argument not in OPTIMIZERS[optimizer]:
+            known_names = [f"optimizer.{each}" for each in OPTIMIZERS[optimizer]]
+            raise _unknown(name, statement.attributes[name], known_names, optimizer)
+        _check_value(name, argument, statement.attributes[name])
+    return _Given(parameters, optimizer, arguments, share, fields)
+
+
+def _check_value(written: str, argument: str, attribute: Attribute) -> object:
+    """The value of an argument of the model or of the optimizer, if it can be one."""
+    is_possible, what = _VALUES[argument]
+    if not is_possible(attribute.value):
+        raise statement_error(f"{written} is {what}", attribute.place)
+    return _plain(attribute.value)
+
+
+def _is_number(value: AttributeValue) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_size(value: AttributeValue) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+_IsPossible: TypeAlias = Callable[[AttributeValue], bool]
+_POSITIVE: tuple[_IsPossible, str] = (lambda value: _is_number(value) and value > 0, "a number above 0")
+_NOT_NEGATIVE: tuple[_IsPossible, str] = (lambda value: _is_number(value) and value >= 0, "a number from 0 on")
+_BELOW_ONE: tuple[_IsPossible, str] = (lambda value: _is_number(value) and 0 <= value < 1, "a number from 0 to below 1")
+_TRUTH: tuple[_IsPossible, str] = (lambda value: isinstance(value, bool), "true or false")
+_OPTIONAL: tuple[_IsPossible, str] = (
+    lambda value: value is None or (_is_number(value) and value > 0),
+    "a number above 0, or NULL",
+)
+_VALUES: Mapping[str, tuple[_IsPossible, str]] = {
+    "hidden": (
+        lambda value: isinstance(value, tuple) and all(map(_is_size, value)),
+        "a list of whole numbers from 1 on, such as [64, 32]",
+    ),
+    "factors": (_is_size, "a whole number from 1 on"),
+    "learning_rate_power": (lambda value: _is_number(value) and value <= 0, "a number up to 0"),
+    **dict.fromkeys(("learning_rate", "epsilon"), _POSITIVE),
+    **dict.fromkeys(("weight_decay", "clipnorm", "clipvalue", "global_clipnorm"), _OPTIONAL),
+    **dict.fromkeys(("dropout", "beta_1", "beta_2", "momentum", "rho"), _BELOW_ONE),
+    **dict.fromkeys(("amsgrad", "nesterov", "centered"), _TRUTH),
+    **dict.fromkeys(
+        ("l2", "initial_accumulator_value", "l1_regularization_strength", "l2_regularization_strength"), _NOT_NEGATIVE
+    ),
+}
+"""What a value of an argument of the model or of the optimizer can be."""
 
 
 def _find_refit_obstacle(statement: TrainStatement, rows: int, here: str) -> str | None:
@@ -237,15 +337,6 @@ def _find_refit_obstacle(statement: TrainStatement, rows: int, here: str) -> str
         (name for name in given if _SQLFLOW_NAMES.get(name, name) in ("train.epochs", "train.max_steps")), None
     )
     return None if named is None else f"{named} is set"
-
-
-def refuse_refit(statement: TrainStatement) -> None:
-    """Refuse ``validation.refit=true`` of a statement for a cluster, before it is submitted.
-
-    Raises:
-        BadInputError: it is true, or no truth value.
-    """
-    _find_refit_obstacle(statement, 0, NOT_ON_A_CLUSTER)
 
 
 def job_fields(attributes: Mapping[str, Attribute]) -> dict[str, Any]:
@@ -438,24 +529,33 @@ def job_document(name: str, plan: ColumnPlan, settings: TrainingSettings, label:
     model: dict[str, Any] = {"zoo": ".", "definition": definition}
     if settings.parameters:
         model["params"] = dict(settings.parameters)
-    document: dict[str, Any] = {
-        "apiVersion": API_VERSION,
-        "name": job_name(name),
-        "model": model,
-        "data": {"training": "data/training", "validation": "data/validation", "schema": schema},
-        "train": {
-            "epochs": max(5, min(120, 6000 // steps)),
-            "minibatch_size": minibatch,
-            "evaluation_steps": steps,
-        },
-        "strategy": {"name": "Local"},
-        # The model that is kept comes from the second training, if there is one.
-        "export": {"path": "measured" if settings.refits else "export"},
+    document = _plain_document(name)
+    document["model"] = model
+    document["data"]["schema"] = schema
+    document["train"] = {
+        "epochs": max(5, min(120, 6000 // steps)),
+        "minibatch_size": minibatch,
+        "evaluation_steps": steps,
     }
+    # The model that is kept comes from the second training, if there is one.
+    document["export"] = {"path": "measured" if settings.refits else "export"}
     for field_name, attribute in settings.fields.items():
         set_field(document, field_name, _plain(attribute.value))
-    _check_document(document, settings)
+    _check_document(document, settings.fields)
     return document
+
+
+def _plain_document(name: str) -> dict[str, Any]:
+    """What the job files of all trainings on this machine have."""
+    return {
+        "apiVersion": API_VERSION,
+        "name": job_name(name),
+        "model": {"zoo": ".", "definition": "model.custom_model"},
+        "data": {"training": "data/training", "validation": "data/validation"},
+        "train": {},
+        "strategy": {"name": "Local"},
+        "export": {"path": "export"},
+    }
 
 
 def set_field(document: dict[str, Any], name: str, value: object) -> None:
@@ -467,13 +567,13 @@ def set_field(document: dict[str, Any], name: str, value: object) -> None:
     document[last] = value
 
 
-def _check_document(document: Mapping[str, Any], settings: TrainingSettings) -> None:
+def _check_document(document: Mapping[str, Any], fields: Mapping[str, Attribute]) -> None:
     """Refuse wrong values, at their places in the statement."""
     try:
         read_job_tree(build_tree(document, "the job of the statement"))
     except SpecError as error:
         for problem in error.problems:
-            for name, attribute in settings.fields.items():
+            for name, attribute in fields.items():
                 if problem.field_path.startswith(name):
                     raise statement_error(f"{name}: {problem.message}", attribute.place, problem.hint) from None
         raise

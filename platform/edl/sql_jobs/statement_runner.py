@@ -23,7 +23,7 @@ from edl.data.database import find_scheme
 from edl.sql_jobs.column_plan import ColumnPlan
 from edl.sql_jobs.edl_process import run_edl
 from edl.sql_jobs.exported_snapshot import export_snapshot
-from edl.sql_jobs.job_settings import TrainingSettings, choose_estimator, find_validation_query
+from edl.sql_jobs.job_settings import TrainingSettings, check_job_fields, check_settings, find_validation_query
 from edl.sql_jobs.later_trainings import (
     LINEAR_JOB_FILE,
     LINEAR_RATE,
@@ -269,7 +269,8 @@ class StatementRunner:
 
     def _train(self, statement: TrainStatement, text: str) -> TrainResult:
         # before the rows are read
-        choose_estimator(statement)
+        check_settings(statement)
+        check_job_fields(statement)
         find_validation_query(statement)
         self.registry.check_new(statement.into, replace_model=self.replaces)
         with _work_folder(self.export) as folder, self._find_rows(statement, folder) as found:

@@ -14,14 +14,17 @@ from edl.api.errors import BadInputError
 from edl.jobfile.loader import load_job_file
 from edl.sql_jobs.column_plan import ColumnFacts, ColumnPlan, plan_columns
 from edl.sql_jobs.job_settings import (
+    _MODEL_ARGUMENTS,
+    _VALUES,
     NOT_ON_A_CLUSTER,
+    OPTIMIZERS,
     TrainingSettings,
+    check_settings,
     choose_estimator,
     choose_settings,
     dump_job,
     job_document,
     job_name,
-    refuse_refit,
 )
 from edl.sql_jobs.statements import TrainStatement
 
@@ -127,6 +130,19 @@ def test_a_minibatch_of_more_rows_than_there_are_is_refused_at_its_place() -> No
         ("TO TRAIN dnn WITH data.training='x'", "set by the statement itself"),
         ("TO TRAIN dnn WITH export=NULL", "set by the statement itself"),
         ("TO TRAIN dnn WITH name='x'", "set by the statement itself"),
+        (
+            "TO TRAIN dnn WITH model.hidden='x'",
+            r"model.hidden is a list of whole numbers .* \[64, 32\]",
+        ),
+        ("TO TRAIN dnn WITH model.hidden=32", "model.hidden is a list"),
+        ("TO TRAIN dnn WITH model.hidden_units=[64, -1]", "model.hidden_units is a list"),
+        ("TO TRAIN dnn WITH model.dropout=1", "model.dropout is a number from 0 to below 1"),
+        ("TO TRAIN dnn WITH model.l2=-1", "model.l2 is a number from 0 on"),
+        ("TO TRAIN deepfm WITH model.factors=2.5", "model.factors is a whole number"),
+        ("TO TRAIN dnn WITH optimizer.learning_rate='x'", "optimizer.learning_rate is a number above 0"),
+        ("TO TRAIN dnn WITH optimizer.learning_rate=0", "optimizer.learning_rate is a number above 0"),
+        ("TO TRAIN dnn WITH optimizer.amsgrad=1", "optimizer.amsgrad is true or false"),
+        ("TO TRAIN dnn WITH optimizer.clipnorm=-1", "optimizer.clipnorm is a number above 0, or NULL"),
     ],
 )
 def test_what_with_cannot_set_is_refused_at_its_place(clauses: str, said: str) -> None:
@@ -134,6 +150,11 @@ def test_what_with_cannot_set_is_refused_at_its_place(clauses: str, said: str) -
         choose(clauses)
     assert re.search(said, f"{error.value} {error.value.hint}", re.DOTALL)
     assert "statement, line 1, column" in str(error.value.where)
+
+
+def test_each_argument_of_a_model_or_an_optimizer_has_its_possible_values() -> None:
+    assert set().union(*_MODEL_ARGUMENTS.values(), *OPTIMIZERS.values()) == set(_VALUES)
+    choose("TO TRAIN dnn WITH model.hidden=[], optimizer.clipnorm=NULL, optimizer.learning_rate=1")
 
 
 @pytest.mark.parametrize(
@@ -195,9 +216,9 @@ def test_a_cluster_does_not_train_again_and_refuses_the_wish() -> None:
     (statement,) = parse_statements("SELECT * FROM t TO TRAIN dnn WITH validation.refit=true LABEL y INTO m")
     assert isinstance(statement, TrainStatement)
     with pytest.raises(BadInputError, match="not possible: on a cluster a statement is one job") as error:
-        refuse_refit(statement)
+        check_settings(statement, NOT_ON_A_CLUSTER)
     assert "line 1, column 35" in str(error.value.where)
     plain = replace(statement, attributes={})
-    refuse_refit(plain)
+    check_settings(plain, NOT_ON_A_CLUSTER)
     settings = choose_settings(plain, "dnn", "", make_plan(plain, 100), NOT_ON_A_CLUSTER)
     assert (settings.refits, settings.refit_reason) == (False, NOT_ON_A_CLUSTER)

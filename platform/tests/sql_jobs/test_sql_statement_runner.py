@@ -365,6 +365,15 @@ def test_a_model_that_exists_is_refused_before_the_query_runs(jobs: FakeJobs) ->
     assert trained.model.version == 2
 
 
+@pytest.mark.parametrize("setting", ["model.hidden='x'", "optimizer.name=Fast", "train.epochs=0", "nothing.at_all=1"])
+def test_wrong_settings_are_refused_before_the_query_runs(jobs: FakeJobs, setting: str) -> None:
+    with pytest.raises(BadInputError) as error:
+        run(f"SELECT * FROM nowhere TO TRAIN dnn WITH {setting} LABEL rich INTO m")
+    assert setting.partition("=")[0].partition(".")[2] in str(error.value) or "no optimizer Fast" in str(error.value)
+    assert "line 1, column 41" in str(error.value.where)
+    assert not jobs.verbs
+
+
 def test_a_training_that_fails_stores_no_model_and_leaves_no_rows(jobs: FakeJobs) -> None:
     jobs.fails = True
     with pytest.raises(JobFailedError):
