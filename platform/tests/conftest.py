@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from pytest_rerunfailures import StatusDB
+from pytest_rerunfailures import ClientStatusDB, StatusDB
 from support.examples import examples
 from support.logging_levels import restored_logging
 
@@ -59,7 +59,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     for files of tests. It sends two messages a test on one connection: Nagle's algorithm holds back the second until
     the first is acknowledged, after 40 ms. A second try after a failure needs none of it.
     """
-    if hasattr(session.config, "workerinput") and hasattr(session.config, "failures_db"):
+    if isinstance(connected := getattr(session.config, "failures_db", None), ClientStatusDB):
+        connected.sock.close()
         session.config.failures_db = StatusDB()
 
 
