@@ -110,9 +110,11 @@ class SubmissionPlan:
     def _plan_rows(self) -> Iterator[tuple[str, str]]:
         yield "image", str(self.spec.image)
         if self.replaced_job:
+            from edl.ops.job_view import format_submit_time
+
             yield (
                 "removes",
-                f"the job with this name of {_submitted_at(self.replaced_job)}, "
+                f"the job with this name of {format_submit_time(self.replaced_job)}, "
                 f"which has ended ({self.replaced_job.phase})",
             )
         yield "creates", _created_text(self.manifests)
@@ -183,12 +185,6 @@ def _created_text(manifests: Sequence[Manifest]) -> str:
     return ", ".join(
         kinds + ("s " if len(found) > 1 else " ") + " and ".join(found) for kinds, found in by_kinds.items()
     )
-
-
-def _submitted_at(job: JobView) -> str:
-    from edl.ops.job_view import format_submit_time
-
-    return format_submit_time(job)
 
 
 # --------------------------------------------------------------------------------------------------

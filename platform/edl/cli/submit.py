@@ -19,7 +19,7 @@ from edl.cli.options import (
     YesOption,
     check_from_checkpoint,
 )
-from edl.cli.submission_plan import SubmissionReporter, make_reporter
+from edl.cli.submission_plan import make_reporter
 from edl.cli.submission_workflow import SubmitOptions, plan_and_submit, plan_without_cluster
 from edl.cluster.kubernetes.names import LATEST_RUN
 from edl.cluster.kubernetes.spec_validation import find_submission_problems
@@ -101,23 +101,19 @@ def submit_job_file(options: SubmitOptions, dry_run: DryRunMode | None = None) -
         EdlError: it cannot be submitted; this was reported.
     """
     reporter = make_reporter(as_json=options.as_json)
+    job, code = options.job_file, 0
     try:
-        _load_and_submit(options, reporter, dry_run)
+        spec = load_job_file(job, options.field_settings, extra_rules=find_submission_problems)
+        _check_resume_option(spec, job, options.resume_run)
+        if dry_run is DryRunMode.CLIENT:
+            reporter.report_plan(plan_without_cluster(spec, options))
+            reporter.report_note(f"No cluster was contacted. To print the manifests: {options.render_command()}")
+        else:
+            code = plan_and_submit(spec, options, reporter, dry_run=dry_run is DryRunMode.SERVER)
     except EdlError as error:
         reporter.report_failure(error)
         raise
-    raise typer.Exit
-
-
-def _load_and_submit(options: SubmitOptions, reporter: SubmissionReporter, dry_run: DryRunMode | None) -> None:
-    job = options.job_file
-    spec = load_job_file(job, options.field_settings, extra_rules=find_submission_problems)
-    _check_resume_option(spec, job, options.resume_run)
-    if dry_run is DryRunMode.CLIENT:
-        reporter.report_plan(plan_without_cluster(spec, options))
-        reporter.report_note(f"No cluster was contacted. To print the manifests: {options.render_command()}")
-        return
-    raise typer.Exit(plan_and_submit(spec, options, reporter, dry_run=dry_run is DryRunMode.SERVER))
+    raise typer.Exit(code)
 
 
 def _check_resume_option(spec: JobSpec, job: Path, resume: str | None) -> None:

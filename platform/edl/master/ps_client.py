@@ -389,7 +389,7 @@ class PsControlClient:
             return
         if isinstance(command, CopyCheckpoint):
             guarded_threads.start_guarded_thread(
-                f"copy-{command.cut}", lambda: self._copy_checkpoint(command), self._on_failure
+                f"copy-{command.cut}", lambda: self._handle(self.checkpoints.copy(command)), self._on_failure
             )
             return
         links = self.connections()
@@ -436,9 +436,6 @@ class PsControlClient:
             self._handle(self.checkpoints.find_fallback(link.uid, request.restore_cut, what))
         elif request.is_required or request.affected_cut:
             self._handle(PsRefused(link.uid, kind, what, request.affected_cut))
-
-    def _copy_checkpoint(self, command: CopyCheckpoint) -> None:
-        self._handle(self.checkpoints.copy(command))
 
     def _save_checkpoint(self, command: SaveCheckpoint) -> None:
         # Channels of its own: ``Saved`` waits for minutes, and the connections stay free for other

@@ -199,7 +199,8 @@ class ClusterCapacity:
         closest = min((lacking_resources(whole, wanted) for whole in fits), key=len)
         most = max_resources(fits)
         missing = [
-            f"each requests {format_amount(name, wanted[name])}, no node has more than {_format_most(name, most)}"
+            f"each requests {format_amount(name, wanted[name])}, "
+            f"no node has more than {format_amount(name, most.get(name, Fraction()))}"
             for name in closest
         ]
         return "; ".join(missing)
@@ -217,10 +218,6 @@ def _without_transient_taints(node: Manifest) -> Manifest:
     spec = node.get("spec") or {}
     taints = [taint for taint in spec.get("taints") or () if not taint["key"].startswith("node.kubernetes.io/")]
     return {**node, "spec": {**spec, "taints": taints}}
-
-
-def _format_most(name: str, most: ResourceAmounts) -> str:
-    return format_amount(name, most.get(name, Fraction()))
 
 
 def pod_requests(pod: Manifest) -> dict[str, Fraction]:

@@ -260,9 +260,12 @@ class PodWatch:
         try:
             for kind, item in stream.events():
                 self._failure_state.reset()
-                yield (
-                    self._deduplicator.apply_change(seen) if (seen := self._apply_event(kind, item)) is not None else []
-                )
+                seen = None
+                if kind in ("ADDED", "MODIFIED"):
+                    seen = self._pod_cache.update(item)
+                elif kind == "DELETED":
+                    seen = self._pod_cache.remove_deleted(item)
+                yield [] if seen is None else self._deduplicator.apply_change(seen)
         finally:
             if self._settings.clock() - began >= STABLE_WATCH_SECONDS:
                 self._failure_state.reset()
@@ -286,11 +289,6 @@ class PodWatch:
                 return stream
         stream.release()
         return None
-
-    def _apply_event(self, kind: str, item: Manifest) -> PodStatus | None:
-        if kind in ("ADDED", "MODIFIED"):
-            return self._pod_cache.update(item)
-        return self._pod_cache.remove_deleted(item) if kind == "DELETED" else None
 
     def _wait_after_error(self, error: RetryableError | ForbiddenError) -> None:
         """Wait before the next attempt; raise an error that lasts too long."""
