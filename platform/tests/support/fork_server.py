@@ -16,6 +16,7 @@ import logging
 import os
 import random
 import runpy
+import selectors
 import signal
 import socket
 import subprocess
@@ -52,22 +53,39 @@ _MESSAGE_BYTES = 1 << 20
 
 
 class ForkServer:
-    """A process that has imported what processes of a job import, and forks them. It ends with the tests' process."""
+    """A process that has imported what processes of a job import, and forks them.
+
+    All of xdist's processes share one: that which needs it first binds its name and starts it. It ends with the last.
+    """
 
     def __init__(self) -> None:
+        name = f"\0edl-fork-server-{os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())}"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        while self._is_unreachable(name):
+            pass  # the server that has the name does not listen yet, or no longer
+        self._lock = threading.Lock()
+
+    def _is_unreachable(self, name: str) -> bool:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            try:
+                listener.bind(name)
+            except OSError:
+                pass  # another process has started the server
+            else:
+                listener.listen()
+                self._process = self._start(listener.fileno())
+            return self._socket.connect_ex(name) != 0
+
+    def _start(self, listener: int) -> subprocess.Popen[bytes]:
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        own_end, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-P", __file__, str(other_end.fileno())]
-        self._process = subprocess.Popen(
-            command,
+        return subprocess.Popen(
+            [sys.executable, "-P", __file__, str(listener)],
             env={**environment, "TF_CPP_MIN_LOG_LEVEL": "1"},
             stdin=subprocess.DEVNULL,
-            pass_fds=[other_end.fileno()],
+            pass_fds=[listener],
             start_new_session=True,
         )
-        other_end.close()
-        self._socket = own_end
-        self._lock = threading.Lock()
 
     def fork(
         self, words: Sequence[str], cwd: Path, environment: Mapping[str, str], descriptors: Sequence[int]
@@ -81,9 +99,10 @@ class ForkServer:
         return mine
 
     def close(self) -> None:
-        """End the server. It waits for the processes that it forked, so that their processor time is counted."""
+        """Need it no longer. It waits for the processes that it forked, so that their processor time is counted."""
         self._socket.close()
-        self._process.wait()
+        if self._process is not None:
+            self._process.wait()
 
 
 _servers: list[ForkServer] = []
@@ -237,23 +256,41 @@ def import_all() -> None:
     gc.freeze()
 
 
-def serve(requests: socket.socket) -> None:
-    """Fork a process for each request, until the tests' process has closed the other end."""
-    requests.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _MESSAGE_BYTES)
-    while True:
-        message, descriptors, *_ = socket.recv_fds(requests, _MESSAGE_BYTES, 4)
-        while _reap(os.WNOHANG):
-            pass
-        if not message:
-            break
-        request = json.loads(message)
-        # The one that waits: a process of the tests' cannot, because it is not the parent.
-        if os.fork() == 0:
-            _fork_and_tell(request, descriptors)
-        for descriptor in descriptors:
-            os.close(descriptor)
+def serve(listener: socket.socket) -> None:
+    """Fork a process for each request, until all processes of the tests have closed their ends."""
+    clients = selectors.DefaultSelector()
+    clients.register(listener, selectors.EVENT_READ)
+    accepted = False
+    while not accepted or len(clients.get_map()) > 1:
+        for key, _ in clients.select():
+            client = key.fileobj
+            assert isinstance(client, socket.socket)
+            if client is listener:
+                client, _ = listener.accept()
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _MESSAGE_BYTES)
+                clients.register(client, selectors.EVENT_READ)
+                accepted = True
+                continue
+            message, descriptors, *_ = socket.recv_fds(client, _MESSAGE_BYTES, 4)
+            if message:
+                _serve_request(json.loads(message), descriptors, listener)
+            else:
+                clients.unregister(client)
+                client.close()
+    listener.close()  # another server may have the name while this one waits
     while _reap(0):
         pass
+
+
+def _serve_request(request: Mapping[str, Any], descriptors: Sequence[int], listener: socket.socket) -> None:
+    while _reap(os.WNOHANG):
+        pass
+    # The one that waits: a process of the tests' cannot, because it is not the parent.
+    if os.fork() == 0:
+        listener.close()
+        _fork_and_tell(request, descriptors)
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def _reap(options: int) -> int:
