@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from edl.reporting.terminal_text import to_single_line
 from edl.reporting.text_table import StatusLine, align_columns
-from edl.sql_jobs.column_plan import ColumnPlan, ColumnUse, LabelKind
+from edl.sql_jobs.column_plan import ColumnPlan, ColumnUse, LabelKind, list_names
 from edl.sql_jobs.job_settings import ESTIMATORS, TrainingSettings
 from edl.sql_jobs.later_trainings import CLEAR_GAIN, REFIT_JOB_FILE
 from edl.sql_jobs.model_registry import ModelDescription, describe_model
@@ -165,14 +165,21 @@ def _later_lines(settings: TrainingSettings, rows: PreparedRows) -> list[str]:
 
 
 def _measured_lines(model: ModelDescription) -> list[str]:
-    """What was chosen, and of which training the metrics are."""
-    measured = (
-        f"measured before the model was trained again on all rows, for {model.refit_epochs:,} epochs"
-        if model.refit_epochs
-        else ""
+    """What was chosen, and of which rows and which training the metrics are."""
+    # Models of earlier versions do not say how many rows it were.
+    rows = (
+        f" on {model.validation_rows:,} row{'' if model.validation_rows == 1 else 's'}" if model.validation_rows else ""
     )
-    chosen = f"chosen: {model.choice}" if model.choice else ""
-    return [line for line in (measured, chosen) if line]
+    lines = list[str]()
+    if model.refit_epochs:
+        again = f"before the model was trained again on all rows, for {model.refit_epochs:,} epochs"
+        lines.append(f"measured{rows}, {again}" if rows else f"measured {again}")
+    elif rows:
+        lines.append(f"measured{rows} that it was not trained on")
+    if model.unmeasured_classes:
+        names = list_names([repr(each) for each in model.unmeasured_classes])
+        lines.append(f"none of these rows is {names}: the metrics say nothing of that")
+    return [*lines, *([f"chosen: {model.choice}"] if model.choice else [])]
 
 
 def print_result(result: Result) -> None:

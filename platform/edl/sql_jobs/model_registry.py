@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,8 @@ class ModelDescription:
             they may be of several; empty: they were read once.
         choice: of a network or a linear model, with its reason; empty: there was none.
         refit_epochs: of the training on all rows after the metrics were measured; 0: there was none.
+        validation_rows: that the metrics were measured on; 0: an earlier version of EDL did not say.
+        unmeasured_classes: that none of these rows has, as far as they were looked for.
         folder: of this version.
     """
 
@@ -88,6 +90,8 @@ class ModelDescription:
     stream: str = ""
     choice: str = ""
     refit_epochs: int = 0
+    validation_rows: int = 0
+    unmeasured_classes: Sequence[str] = field(default_factory=list)
     folder: Path = Path()
 
     @property

@@ -9,7 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,8 @@ from edl.sql_jobs.table_writer import TableExistsError, check_table, write_table
 from edl.sql_jobs.user_module import COLUMNS_MODULE, find_user_module
 
 LEAST_ROWS = 2
+_MOST_SEARCHED_ROWS = 100_000
+"""For validation, in which classes are looked for that are not there."""
 _PROBABILITIES = "predict.probabilities"
 _MODULE_FILES = ("model.py", "job.yaml", VOCABULARY_FILE, f"{ANNEALED_MODULE}.py", REFIT_JOB_FILE)
 _KIND_GROUPS = {"number": "a number", "integer": "a number", "boolean": "a number", "text": "text", "date": "a time"}
@@ -156,7 +158,20 @@ def prepare_train(
     for name, content in texts.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content, encoding="utf-8")
+    unmeasured = [] if isinstance(rows, StreamedRows) else _find_unmeasured(model, folder / "data" / "validation")
+    model = replace(model, validation_rows=counts.validation, unmeasured_classes=unmeasured)
     return PreparedTraining(plan, settings, counts, document, model)
+
+
+def _find_unmeasured(model: ModelDescription, folder: Path) -> list[str]:
+    """The classes that no row of a folder has. Rows that are many have them all, and are not looked at."""
+    files = sorted(folder.glob("*.parquet"))
+    if not model.classes or sum(pq.read_metadata(file).num_rows for file in files) > _MOST_SEARCHED_ROWS:
+        return []
+    found = set[str]()
+    for file in files:
+        found.update(pc.unique(pq.read_table(file, columns=[model.prepared_label])[model.prepared_label]).to_pylist())
+    return [each for each in model.classes if each not in found]
 
 
 def write_job(folder: Path, name: str, document: Mapping[str, Any], rate: float, epochs: int) -> None:

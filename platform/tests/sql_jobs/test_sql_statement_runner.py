@@ -306,7 +306,7 @@ def test_the_model_that_is_clearly_better_or_simpler_trains_again_on_all_rows(
     assert not (tmp_path / "out" / "linear.yaml").exists()
     shown = run("SHOW TRAIN m")
     assert isinstance(shown, ShowTrainResult)
-    measured = f"measured before the model was trained again on all rows, for {epochs:,} epochs"
+    measured = f"measured on 60 rows, before the model was trained again on all rows, for {epochs:,} epochs"
     for lines in (show_train_lines(shown), result_lines(trained)):
         assert measured in lines
         assert f"chosen: {trained.model.choice}" in lines
@@ -322,7 +322,21 @@ def test_a_statement_may_train_once(jobs: FakeJobs, setting: str) -> None:
     assert [job for job, _, _ in jobs.documents] == ["job.yaml"]
     assert (trained.model.refit_epochs, trained.model.choice) == (0, "")
     assert (trained.model.folder / "model.keras").read_text(encoding="utf-8") == "weights of job.yaml"
-    assert not [line for line in result_lines(trained) if line.startswith(("measured", "chosen"))]
+    rows = 300 if "select" in setting else 60
+    assert f"measured on {rows} rows that it was not trained on" in result_lines(trained)
+    assert not [line for line in result_lines(trained) if line.startswith("chosen")]
+
+
+def test_classes_that_no_validation_row_has_are_named(jobs: FakeJobs) -> None:
+    """Metrics say nothing of them."""
+    some = "SELECT age, CASE WHEN rowid = 1 THEN 'seldom' ELSE rich END AS rich FROM people"
+    query = "SELECT age, rich FROM people WHERE rowid <> 1"
+    trained = run(f'{some} TO TRAIN dnn WITH validation.select="{query}" LABEL rich INTO m')
+    assert isinstance(trained, TrainResult)
+    shown = run("SHOW TRAIN m")
+    assert isinstance(shown, ShowTrainResult)
+    for lines in (show_train_lines(shown), result_lines(trained)):
+        assert "none of these rows is 'seldom': the metrics say nothing of that" in lines
 
 
 @pytest.mark.parametrize(("setting", "is_weighted"), [("balanced", True), ("none", False), ("'none'", False)])
