@@ -22,6 +22,7 @@ from urllib.parse import quote, unquote
 from uuid import uuid4
 
 from edl.api.errors import BadInputError, StorageError
+from edl.sql_jobs.column_plan import list_names
 from edl.sql_jobs.model_inputs import InputColumn, ModelInputs
 from edl.sql_jobs.statement_parser import statement_error
 from edl.sql_jobs.statements import ModelName
@@ -152,7 +153,7 @@ class ModelRegistry:
             known = self.list_names()
             near = get_close_matches(wanted.name, known, 1)
             hint = f"did you mean {near[0]}? " if near else ""
-            there = f"There are {', '.join(known)}" if known else f"{self.folder} has none"
+            there = f"models there: {list_names(known)}" if known else f"{self.folder} has none"
             raise statement_error(f"there is no model {wanted.name}", wanted.place, f"{hint}{there}")
         if wanted.version is None:
             return versions

@@ -84,8 +84,12 @@ def find_user_module(statement: TrainStatement, builtin: Iterable[str]) -> UserM
     if name is None or name.lower() in builtin:
         return None
     zoo = Path("." if attribute is None else str(attribute.value))
+    place = statement.estimator_place or statement.into.place
     if name.endswith(".py"):
         path = zoo / name
+        if not path.parent.is_dir():
+            hint = "the path begins at the current folder, or at the one that model.zoo names"
+            raise statement_error(f"{name}: there is no folder {path.parent}", place, hint)
         # A file in a folder: this folder is the zoo.
         zoo, definition = path.parent, f"{path.stem}.{_FUNCTION}"
     else:
@@ -95,7 +99,6 @@ def find_user_module(statement: TrainStatement, builtin: Iterable[str]) -> UserM
     try:
         module = find_model_function(zoo, definition)
     except BadInputError as error:
-        place = statement.estimator_place or statement.into.place
         raise statement_error(f"{name}: {error.message} ({error.where})", place, error.hint) from error
     return UserModule(zoo.resolve(), definition, module.names)
 

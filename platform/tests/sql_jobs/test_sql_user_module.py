@@ -77,6 +77,7 @@ def test_its_model_takes_raw_columns(
     ("clause", "place", "said"),
     [
         ("absent.py", 31, "has no module 'absent'"),
+        ("'absent/my_module.py'", 31, "there is no folder absent.*begins at the current folder"),
         ("'zoo/helper.py'", 31, "does not define 'custom_model'"),
         ("'zoo/my_module.py' WITH model.unit=3", 55, "no argument 'unit'.*did you mean units"),
         ("'zoo/own.py' WITH optimizer.name=SGD", 49, "an optimizer of its own"),
