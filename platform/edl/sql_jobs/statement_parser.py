@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from itertools import pairwise
 from typing import TypeVar
 
 import sqlglot
@@ -128,7 +129,7 @@ class _StatementParser:
     def parse(self) -> Statement:
         first = self._word(0)
         if first == "SHOW":
-            return self._clauses(1).parse_show()  # one token for sqlglot, which does not parse what SHOW shows
+            return self._clauses(1, is_one_token=True).parse_show()  # sqlglot does not parse what SHOW shows
         if first == "DROP" and self._word(1) == "MODEL":
             clauses = self._clauses(2)
             return clauses.finish(DropModelStatement(clauses.take_model()))
@@ -207,6 +208,15 @@ class _StatementParser:
                 raise statement_error(f"TO {following} is no clause", place, f"did you mean TO {near[0]}?")
             if word == "LABEL" and number == len(self._tokens) - 2:
                 raise statement_error("INTO is missing: the model has no name", place, "end with INTO my_model")
+            if number and (self._begins_settings(number) or (word == "COLUMN" and following in COLUMN_FUNCTIONS)):
+                raise statement_error(f"{word} belongs to TO TRAIN", place, f"write TO TRAIN dnn {word} …")
+
+    def _begins_settings(self, number: int) -> bool:
+        """Whether there is ``WITH name=``, with dots in the name or without, which is no SQL."""
+        last = number + 1
+        while self._word(last + 1) == ".":
+            last += 2
+        return self._word(number) == "WITH" and self._word(last + 1) == "="
 
     def _word(self, number: int) -> str:
         """A token that is not quoted, in capital letters; empty after the last one."""
@@ -214,13 +224,22 @@ class _StatementParser:
             return ""
         return self._tokens[number].text.upper()
 
-    def _clauses(self, start: int) -> _ClauseParser:
-        """A parser of all from a token on."""
-        begin = self._tokens[start - 1].end + 1
-        end = self._tokens[-1].end + 1
+    def _clauses(self, start: int, *, is_one_token: bool = False) -> _ClauseParser:
+        """A parser of all from a token on.
+
+        Args:
+            start: number of the token.
+            is_one_token: sqlglot makes one token of the rest, whose place is not its own.
+        """
+        begin, end = self._tokens[start - 1].end + 1, self._tokens[-1].end + 1
         # Offsets in the whole text, so that places are those of the user.
-        padded = " " * begin + self._text[begin:end]
-        tokens = _tokenize(padded, _CLAUSE_DIALECT)
+        padded = list(" " * begin + self._text[begin:end])
+        if not is_one_token:
+            # Comments are those of the database's dialect: nothing else is between two of its tokens.
+            for before, after in pairwise(self._tokens[start - 1 :]):
+                gap = self._text[before.end + 1 : after.start]
+                padded[before.end + 1 : after.start] = [each if each == "\n" else " " for each in gap]
+        tokens = _tokenize("".join(padded), _CLAUSE_DIALECT)
         # PostgreSQL takes a name without quotes in small letters: so a query finds the table that was written.
         return _ClauseParser(self._text, tokens, end, folds_names=self._dialect == "postgres")
 

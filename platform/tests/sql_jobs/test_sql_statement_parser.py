@@ -127,6 +127,8 @@ def test_several_statements_of_all_kinds() -> None:
         ("SELECT [a b], label FROM t", "sqlite"),
         ("SELECT x::int, $$LABEL a INTO b$$ FROM t", "postgres"),
         ("WITH q AS (SELECT 1 AS a) SELECT * FROM q", None),
+        ("SELECT column FROM t ORDER BY column", None),
+        ("SELECT * FROM unnest(ARRAY[1]) WITH ORDINALITY", "postgres"),
     ],
 )
 def test_words_of_clauses_within_a_query_are_left_to_it(query: str, dialect: str | None) -> None:
@@ -135,6 +137,14 @@ def test_words_of_clauses_within_a_query_are_left_to_it(query: str, dialect: str
         short.select.text == query.strip()
     )
     assert parse_train(f"{query} TO TRAIN dnn LABEL a INTO m", dialect).label.name == "a"
+
+
+@pytest.mark.parametrize("dialect", [None, "sqlite", "postgres", "duckdb"])
+def test_comments_of_clauses_are_those_of_the_database(dialect: str | None) -> None:
+    text = "SELECT * FROM t\nTO TRAIN dnn\nWITH train.epochs=5\n--,it's.left=[64]\nLABEL a --don't\nINTO m"
+    found = parse_train(text, dialect)
+    assert found.attributes == {"train.epochs": Attribute(5, Place(3, 6))}
+    assert (found.label.name, found.into) == ("a", ModelName("m", None, Place(6, 6)))
 
 
 WORDS = st.sampled_from(["LABEL", "INTO", "TO TRAIN", "WITH", ";", "it's", "a", "COLUMN", "--", "/*"])
@@ -165,6 +175,8 @@ def test_a_column_may_be_called_label() -> None:
         ("SELECT * FROM t LABEL a", "line 1, column 17", "end with INTO my_model"),
         ("SELECT * FROM t\nTO TRAIN dnn LABEL a, b INTO m", "line 2, column 21", "a model has one label"),
         ("SELECT * FROM t LABEL a, b INTO m", "line 1, column 24", "a model has one label"),
+        ("SELECT * FROM t WITH train.epochs=5 LABEL a INTO m", "line 1, column 17", "write TO TRAIN dnn WITH"),
+        ("SELECT * FROM t COLUMN NUMERIC(b) LABEL a INTO m", "line 1, column 17", "write TO TRAIN dnn COLUMN"),
         ("SELECT * FROM t LABEL label, b INTO m", "line 1, column 28", "a model has one label"),
         ("SELECT * FROM t LABEL a LABEL b INTO m", "line 1, column 25", "a model has one label"),
         ("SELECT * FROM t TO TRAIN dnn LABEL a LABEL b INTO m", "line 1, column 38", "a model has one label"),
