@@ -168,6 +168,7 @@ def test_without_a_master_a_parameter_server_goes_as_ever() -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
+@pytest.mark.first_cases(3)
 def test_planned_and_unplanned_ends_in_a_storm(seed: int) -> None:
     """Whatever goes back is accounted for: ``check_end`` compares every parameter server with the ledger."""
     chance = Random(seed)

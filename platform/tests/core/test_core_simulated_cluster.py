@@ -145,6 +145,7 @@ def _fields(job: JobSettings) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("seed", range(10))
+@pytest.mark.first_cases(4)
 def test_a_job_on_a_cluster_in_a_storm(seed: int) -> None:
     chance = Random(seed)
     kinds = [*FAULTS, *TAKEN, *MASTER_FAULTS]

@@ -201,6 +201,7 @@ def test_a_job_that_is_stopped_after_a_final_checkpoint_goes_on_where_it_was(
 
 
 @pytest.mark.parametrize("seed", range(12))
+@pytest.mark.first_cases(5)
 def test_a_job_in_a_storm(seed: int) -> None:
     """Forty faults in as many seconds, a slow network, and a cut every few steps."""
     chance = Random(seed)
@@ -274,6 +275,7 @@ def test_a_minibatch_that_kills_its_workers_is_put_aside(seed: int) -> None:
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("first", [0, 12, 20, 24, 40, 236])
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.first_cases(18)  # those of one seed
 def test_a_minibatch_that_kills_workers_while_it_is_fed_ahead_is_the_one_that_is_put_aside(
     workers: int, first: int, seed: int
 ) -> None:

@@ -333,6 +333,7 @@ def simulate(seeds: Iterable[int]) -> None:
 
 @pytest.mark.examples
 @pytest.mark.parametrize("block", range(4))
+@pytest.mark.first_cases(2)
 def test_no_record_is_lost_or_done_twice_whatever_dies(block: int) -> None:
     simulate(range(block, SEEDS, 4))
 

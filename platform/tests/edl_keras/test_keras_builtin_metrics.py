@@ -188,7 +188,7 @@ OTHERS = ["F1Score", "R2Score", repetition("AUC, multi_label"), "MeanSquaredErro
 
 
 @pytest.mark.parametrize("case", [once_a_class(case) for case in CASES])
-@pytest.mark.first_cases(8)
+@pytest.mark.first_cases(5)
 def test_two_halves_give_the_value_of_keras(case: str) -> None:
     metric, (labels, predictions) = CASES[case]
     half = RECORDS // 2

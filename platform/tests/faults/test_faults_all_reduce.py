@@ -93,10 +93,10 @@ def first_steps_after(run_dir: Path, at: float) -> float:
 
 
 def test_workers_are_killed(all_reduce: Make, measure: Measure) -> None:
-    job = all_reduce()
+    job = all_reduce(records=6_000, record_seconds=0.02)  # as long as the others, with half of the steps
     with job.start() as run:
         world_of(run, 3)
-        run.wait_step(50)
+        run.wait_step(25)
         at = run.send("worker", 1, SIGKILL)
         measure("AllReduce: worker SIGKILL to the next round", first_steps_after(run.run_dir, at) - at)
         run.wait_event("role_started", role="worker", index=3)

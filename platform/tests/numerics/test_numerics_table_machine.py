@@ -274,6 +274,7 @@ def test_a_native_table_is_a_dictionary(threads: int, spec: OptimizerSpec) -> No
 @pytest.mark.examples
 @pytest.mark.native
 @pytest.mark.parametrize("spec", OPTIMIZERS, ids=lambda spec: spec.name)
+@pytest.mark.first_cases(2)
 def test_a_native_store_is_a_dictionary(spec: OptimizerSpec) -> None:
     from edl.numerics.native_table import NativeParameterStore
 

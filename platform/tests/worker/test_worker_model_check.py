@@ -544,7 +544,7 @@ EVALUATING = {"train": {"minibatch_size": 8, "evaluation_steps": 2}}
         "epochs beyond 64 bits",
     ],
 )
-@pytest.mark.first_cases(4)
+@pytest.mark.first_cases(2)
 def test_what_a_job_asks_and_its_model_cannot_is_found(
     refuse_job: Any, strategy: Any, source: str, spec: Any, said: str
 ) -> None:
