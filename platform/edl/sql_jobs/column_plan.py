@@ -341,7 +341,8 @@ def plan_feature(facts: ColumnFacts) -> FeaturePlan:
         return _drop(facts, "it is a copy of the label: each of its values is one of the label's")
     if facts.distinct < 2 and not facts.missing:
         return _drop(facts, "all rows have the same value")
-    if facts.kind == "text" and facts.words < TEXT_WORDS and facts.distinct > max(MOST_WORDS, 0.9 * facts.count):
+    # A vector that one row trains says nothing of others, and knows the label of that row.
+    if facts.kind == "text" and facts.words < TEXT_WORDS and facts.distinct > max(MOST_ONE_HOT, 0.9 * facts.count):
         return _drop(facts, "almost every row has another text")
     if facts.kind == "integer" and _is_called_code(facts) and facts.distinct > 0.95 * facts.count:
         return _drop(facts, "it numbers the rows: almost every row has another value")

@@ -57,6 +57,9 @@ def plan_one(column: ColumnFacts, label: ColumnFacts = BINARY) -> FeaturePlan:
         (facts("copy", copies_label=True), ColumnUse.DROPPED, "copy of the label"),
         (facts("blob", "other", type_name="binary"), ColumnUse.DROPPED, "it is binary"),
         (facts("key", "text", 5000, count=5000), ColumnUse.DROPPED, "almost every row has another text"),
+        (facts("name", "text", 295, count=300), ColumnUse.DROPPED, "almost every row has another text"),
+        (facts("name", "text", 260, count=300), ColumnUse.EMBEDDING, "260 different texts"),
+        (facts("name", "text", 30, count=30), ColumnUse.ONE_HOT, "30 different texts"),
     ],
 )
 def test_the_statistics_of_a_column_decide(column: ColumnFacts, use: ColumnUse, said: str) -> None:
