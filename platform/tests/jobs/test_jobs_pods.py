@@ -12,14 +12,16 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import fork_server
 from support.job_folder import MODEL_ZOO, DigitsData, JobFolder, covers, predictions, write_module
+from support.job_process import STARTED
 
 from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, PodPhase, PodStatus, Role, WatchSynced
 from edl.jobfile.loader import load_job_file
@@ -56,6 +58,17 @@ def feed(dataset, mode, metadata):
 """
 
 
+Process = subprocess.Popen[str] | fork_server.Popen
+
+
+def start_pod(words: list[str], environment: Mapping[str, str]) -> Process:
+    """``edl-role WORDS`` with a session of its own; its role is forked too, in place of the ``exec``."""
+    if not STARTED:
+        return fork_server.Popen(words, Path(), environment=environment, errors=sys.stderr.buffer, module="edl.pod")
+    command = [sys.executable, "-m", "edl.pod", *words]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, start_new_session=True, text=True)
+
+
 class LoopbackPods:
     """The cluster port: each pod is an ``edl-role`` process that listens on an address of its own."""
 
@@ -68,7 +81,7 @@ class LoopbackPods:
             "EDL_MASTER_ADDRESS": master_address,
         }
         self._lock = threading.Lock()
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._processes: dict[str, Process] = {}
         self._news: queue.Queue[PodStatus | None] = queue.Queue()
         self.seen: dict[str, PodStatus] = {}
         self._has_ended = False
@@ -81,12 +94,7 @@ class LoopbackPods:
             runtime.mkdir()
             own = {"EDL_INDEX": str(index), "EDL_UID": uid, "EDL_POD": f"edl-digits-{role}-{index}"}
             where = {"EDL_HOST": f"127.0.7.{number + 2}", "EDL_RUNTIME_DIR": str(runtime)}
-            process = subprocess.Popen(
-                [sys.executable, "-m", "edl.pod", role, str(self._spec)],
-                env={**os.environ, **self._shared, **own, **where},
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+            process = start_pod([role, str(self._spec)], {**os.environ, **self._shared, **own, **where})
             self._processes[uid] = process
             if self._has_ended:  # the master had asked for it before its job failed
                 self._kill(uid)
@@ -122,7 +130,10 @@ class LoopbackPods:
         with suppress(ProcessLookupError):
             os.killpg(self._processes[uid].pid, signal.SIGKILL)
 
-    def _await(self, uid: str, process: subprocess.Popen[bytes]) -> None:
+    def _await(self, uid: str, process: Process) -> None:
+        assert process.stdout is not None
+        with process.stdout as output:
+            output.read()
         code = process.wait()
         with self._lock:
             phase = PodPhase.FAILED if code else PodPhase.SUCCEEDED

@@ -88,11 +88,14 @@ class ForkServer:
         )
 
     def fork(
-        self, words: Sequence[str], cwd: Path, environment: Mapping[str, str], descriptors: Sequence[int]
+        self, command: Sequence[str], cwd: Path, environment: Mapping[str, str], descriptors: Sequence[int]
     ) -> socket.socket:
-        """Fork ``edl WORDS`` with these as standard input, output and error; returns where its pid and its end come."""
+        """Fork ``python -m COMMAND`` with these as standard input, output and error.
+
+        Returns where its pid and its end come.
+        """
         mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        request = json.dumps({"words": list(words), "cwd": str(cwd), "environment": dict(environment)}).encode()
+        request = json.dumps({"command": list(command), "cwd": str(cwd), "environment": dict(environment)}).encode()
         with self._lock, other:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES)
             socket.send_fds(self._socket, [request], [other.fileno(), *descriptors])
@@ -124,6 +127,7 @@ class Popen:
         text: its standard input.
         environment: by default that of the tests.
         errors: an open file for its standard error, which is a pipe otherwise.
+        module: which it runs in place of ``edl``.
 
     Raises:
         RuntimeError: the server has ended.
@@ -136,6 +140,7 @@ class Popen:
         text: str = "",
         environment: Mapping[str, str] | None = None,
         errors: IO[bytes] | None = None,
+        module: str = "edl.cli.app",
     ) -> None:
         self.returncode: int | None = None
         with tempfile.TemporaryFile() as source:
@@ -145,7 +150,8 @@ class Popen:
             error_reader, error_writer = os.pipe() if errors is None else (-1, os.dup(errors.fileno()))
             try:
                 standard = [source.fileno(), out_writer, error_writer]
-                self._news = _server().fork(words, cwd, os.environ if environment is None else environment, standard)
+                variables = os.environ if environment is None else environment
+                self._news = _server().fork([module, *words], cwd, variables, standard)
             finally:
                 os.close(out_writer)
                 os.close(error_writer)
@@ -305,7 +311,7 @@ def _fork_and_tell(request: Mapping[str, Any], descriptors: Sequence[int]) -> No
     if pid == 0:
         os.chdir(request["cwd"])
         os.setsid()
-        become([sys.executable, "-m", "edl.cli.app", *request["words"]], request["environment"], standard)
+        become([sys.executable, "-m", *request["command"]], request["environment"], standard)
     for descriptor in standard:
         os.close(descriptor)
     reader = socket.socket(fileno=news)
