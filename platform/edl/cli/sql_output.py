@@ -91,6 +91,8 @@ class TerminalObserver(Observer):
             loss = event.get("loss")
             text = f"{self._training}: epoch {event['epoch']} of {event['epochs']}, step {event['step']:,}"
             self._show(text + (f", loss {loss:.4g}" if loss is not None else ""))
+        elif event.get("event") == "status" and event.get("phase") == "Predicting":
+            self._show(f"predicting: {event['records_done']:,} of {event['records_total']:,} rows")
         elif event.get("event") == "evaluation_ended":
             metrics = ", ".join(f"{name} {value:.4g}" for name, value in event["metrics"].items())
             self._show(f"step {event['step']:,}: {metrics}")

@@ -126,3 +126,11 @@ def test_progress_is_one_line_that_goes_before_the_result(monkeypatch: pytest.Mo
     with sanitize_standard_streams(), TerminalObserver() as observer:
         observer.extracted(4000)
     assert screen.getvalue() == "\r\x1b[Kreading the query: 4,000 rows\r\x1b[K"
+
+
+def test_a_prediction_shows_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = list[str]()
+    monkeypatch.setattr(TerminalObserver, "_show", lambda self, text: shown.append(text))
+    event = {"event": "status", "phase": "Predicting", "records_done": 1000, "records_total": 4000}
+    TerminalObserver().job_event(event)
+    assert shown == ["predicting: 1,000 of 4,000 rows"]
