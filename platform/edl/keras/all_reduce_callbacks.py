@@ -111,13 +111,8 @@ def declare_training_callbacks(
     schedulers = [each for each in others if type(each) is keras.callbacks.LearningRateScheduler]
     owners = [kind.__name__ for kind in (ReduceLROnPlateau,) if any(isinstance(each, kind) for each in declared)]
     owners += ["LearningRateScheduler"] if schedulers else []
-    if owners and not model.uses_own_optimizer:
-        raise BadInputError(
-            f"{' and '.join(owners)} sets the learning rate of the optimizer of compile(), but train_step() makes no "
-            "update with it",
-            hint="use it as self.optimizer, or pass a schedule of keras.optimizers.schedules to the optimizers of the "
-            "model",
-        )
+    if not model.uses_own_optimizer:
+        monitor_callbacks.refuse_unused_rates(callbacks)
     own = [each for each in others if each not in schedulers and each not in writers]
     if files:
         own.append(epoch_loss)

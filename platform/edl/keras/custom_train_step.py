@@ -1,10 +1,9 @@
-"""A model with a ``train_step`` of its own, under strategy AllReduce.
+"""A model with a ``train_step`` of its own, under strategies AllReduce and Local.
 
 The user's method runs while a graph is traced, with an optimizer that keeps the gradients instead of applying them.
 They are summed over all ranks, and Keras' optimizer applies the sum afterwards. So whatever leads to one call of
 ``self.optimizer.apply`` or ``apply_gradients`` works; code behind that call sees the variables before the update.
-What several ranks cannot combine is refused by name: a second update in the step, or a variable that the step writes
-by itself.
+What has no place in this is refused by name: a second update in the step, or a variable that the step writes by itself.
 """
 
 from __future__ import annotations
@@ -76,12 +75,20 @@ def capture_losses(model: Any) -> Iterator[Sequence[ComputedLoss]]:
 
 
 def train_step_error(model: Any, what: str, hint: str) -> BadInputError:
-    """The error of a ``train_step`` that several ranks cannot combine."""
+    """The error of a ``train_step`` that EDL cannot train."""
     return BadInputError(
-        f"train_step() of the model ({type(model).__name__}) {what}, which strategy AllReduce cannot combine over the "
-        "workers",
+        f"train_step() of the model ({type(model).__name__}) {what}",
         where=source_file(type(model)) or "the model",
         hint=hint,
+    )
+
+
+def combination_error(model: Any, what: str, hint: str) -> BadInputError:
+    """The error of a ``train_step`` that several ranks cannot combine, but one rank can train."""
+    return train_step_error(
+        model,
+        f"{what}, which strategy AllReduce cannot combine over the workers",
+        f"{hint}; or train with strategy: {{name: Local}}",
     )
 
 
@@ -114,7 +121,7 @@ class CustomTrainStep:
         """Run the step on a minibatch; its gradients must be those of a mean over the records.
 
         Raises:
-            BadInputError: several ranks cannot combine what the step does; the error names it.
+            BadInputError: the step does what EDL cannot train; the error names it.
         """
         captured = _CapturingOptimizer(self._optimizer)
         self._model.optimizer = captured
@@ -134,7 +141,7 @@ class CustomTrainStep:
 
     def refuse_summed_loss(self) -> None:
         """Raise the error of a step that uses a summed loss: its gradients would count by records."""
-        raise train_step_error(
+        raise combination_error(
             self._model,
             "uses a loss that is a sum over records",
             "return one value per record from the loss of compile(), or give it reduction='sum_over_batch_size'",
@@ -165,7 +172,7 @@ class CustomTrainStep:
         return gradients
 
     def _refuse_writes(self, graph: Any) -> None:
-        """Refuse a step that writes variables which are neither averaged nor the step's own metrics."""
+        """Refuse a step that writes other variables than those that may change and its own metrics."""
         allowed = {id(v.value.handle) for v in (*self._may_change, *self._model.metrics_variables)}
         named = {id(v.value.handle): v.path for v in (*self._model.variables, *self._optimizer.variables)}
         for operation, written in find_written_variables(graph):
@@ -173,9 +180,14 @@ class CustomTrainStep:
                 raise train_step_error(
                     self._model,
                     describe_write(operation, named.get(written)),
-                    "let an optimizer of the model change variables, with apply() or apply_gradients(); an average "
-                    "that the step keeps would differ between the workers",
+                    WRITE_REMEDY,
                 )
+
+
+WRITE_REMEDY = (
+    "let an optimizer of the model change variables, with apply() or apply_gradients(): EDL calls it after the step, "
+    "which sees the variables before the update; and an average that a step keeps would differ between workers"
+)
 
 
 def describe_write(operation: Any, variable: str | None) -> str:

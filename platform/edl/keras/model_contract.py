@@ -85,7 +85,8 @@ _TRAINING_REMEDY = "transform records in feed(); add terms of the loss in loss()
 _EVALUATION_REMEDY = "evaluations use loss() and eval_metrics_fn()"
 _PREDICTION_REMEDY = "transform outputs in call(), or in a PredictionOutputsProcessor"
 _REMEDY_BY_METHOD: Mapping[str, str] = {
-    "train_step": f"{_TRAINING_REMEDY}; or train with strategy: {{name: AllReduce}}, which calls train_step()",
+    "train_step": f"{_TRAINING_REMEDY}; or train with strategy: {{name: AllReduce}} or {{name: Local}}, which call "
+    "train_step()",
     "test_step": _EVALUATION_REMEDY,
     "predict_step": _PREDICTION_REMEDY,
     "compute_loss": "move it to loss(labels, predictions); terms that need the model's layers to add_loss() in call()",
@@ -127,7 +128,7 @@ def refuse_custom_training(
         made_by: that function, as messages name it.
         where: its file.
         may_be_compiled: whether the arguments of ``compile()`` are used.
-        may_have_train_step: whether a ``train_step`` is called (strategy AllReduce).
+        may_have_train_step: whether a ``train_step`` is called (strategies AllReduce and Local).
 
     Raises:
         BadInputError: EDL would ignore a part of the model; the error names it and the place for it in EDL.

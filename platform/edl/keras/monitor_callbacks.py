@@ -240,6 +240,21 @@ _REFUSED_WITH_PS: _RefusalTable = {
 """Further refusals in jobs with parameter servers."""
 
 
+def refuse_unused_rates(callbacks: Iterable[Any]) -> None:
+    """Refuse callbacks that set the rate of ``model.optimizer``, with which the model's ``train_step`` makes no update.
+
+    Raises:
+        BadInputError: names the first one.
+    """
+    kinds = keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau
+    for name in (type(each).__name__ for each in callbacks if isinstance(each, kinds)):
+        raise BadInputError(
+            f"{name} sets the learning rate of the optimizer of compile(), but train_step() makes no update with it",
+            hint="use it as self.optimizer, or pass a schedule of keras.optimizers.schedules to the optimizers of the "
+            "model",
+        )
+
+
 def refuse_unsupported_callbacks(callbacks: Iterable[Any], *, trains_locally: bool) -> None:
     """Refuse callbacks that cannot work in this job; a subclass counts as its base class.
 

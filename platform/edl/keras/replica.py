@@ -1,4 +1,4 @@
-"""One rank's model under strategy AllReduce: gradients and statistics as buffers that the ranks sum.
+"""One rank's model: gradients and statistics as buffers that the ranks of strategy AllReduce sum.
 
 This module has no network. A step has three parts:
 
@@ -8,7 +8,8 @@ This module has no network. A step has three parts:
    to the same state, so their states stay equal to the bit.
 
 ``summed_update`` says what is in the buffers, and how statistics are combined. A model whose ``train_step`` makes
-several updates is trained by ``several_updates``.
+several updates is trained by ``several_updates``. Under strategy Local there is never a second rank: the replica has
+no buffers, ``single_rank_update`` applies its gradients, and what several ranks cannot combine is trained.
 
 **Weights.** See :meth:`edl.keras.model_loss.ModelLoss.minibatch_weight`. The result is that of one process on the union
 of the minibatches, except for BatchNormalization, random layers, losses that compare records with each other, and
@@ -37,7 +38,7 @@ from edl.keras.model_contract import ModelModule, has_own_train_step
 from edl.keras.model_loss import LossReduction
 from edl.keras.out_of_range_ids import MODEL_LOCATION, assert_dense_ids_in_range, explain_dense_id_errors
 from edl.keras.replica_state import ReplicaState, ReplicaStep
-from edl.keras.summed_update import SummedUpdate, regularized_variables
+from edl.keras.summed_update import regularized_variables
 from edl.keras.traced_function import TracedFunction
 from edl.keras.user_code import user_code
 from edl.keras.written_variables import find_written_variables
@@ -71,7 +72,8 @@ class ModelReplica(ReplicaState):
         module: the user's model module.
         seed: the seed of the initial values, equal on all ranks.
         rank_seed: a number of this rank. With ``f = splitmix64``, the state of random layer number *n* starts from
-            ``f(f(f(seed) ^ rank_seed) ^ n)``, so Dropout differs between the ranks.
+            ``f(f(f(seed) ^ rank_seed) ^ n)``, so Dropout differs between the ranks. None: this is the only rank
+            (strategy Local). Then it starts as ``seed`` makes it, and is part of the state.
         sample: the features of a minibatch.
         max_dense_gradient: ``strategy.max_dense_gradient``, in bytes.
 
@@ -85,25 +87,28 @@ class ModelReplica(ReplicaState):
         module: ModelModule,
         *,
         seed: int,
-        rank_seed: int,
+        rank_seed: int | None,
         sample: Any,
         max_dense_gradient: int = MAX_DENSE_GRADIENT,
     ) -> None:
-        super().__init__(module, seed=seed, sample=sample)
+        super().__init__(module, seed=seed, rank_seed=rank_seed, sample=sample)
         statistics = tuple(v for v in self._find_changed_variables(sample) if not is_seed_state(v))
         self._statistics = statistics
         self._custom_step: CustomTrainStep | None = None
         if has_own_train_step(self.model):
             may_change = (*statistics, *self._seed_states)
             self._custom_step = CustomTrainStep(self.model, self.optimizer, self._trained, may_change)
-        self._update = SummedUpdate(module, self.model, self.optimizer, self._trained, statistics, max_dense_gradient)
+        self._update = self._make_update(self.optimizer, self._trained, statistics, max_dense_gradient)
         self.buffers: tuple[Array, ...] = self._update.buffers
-        """What is summed over all ranks: one-dimensional, one for each float type of variables."""
+        """What is summed over all ranks: one-dimensional, one for each float type of variables; the only rank has none.
+        """
         self.gradient_counts = self._update.gradient_counts
         """Of each buffer, the elements at its beginning that are gradients."""
         self.skips_infinite_gradients = self._update.skips_infinite_gradients
-        self._reduction = self._objective.declared_reduction
-        self._objective.warn_of_compared_records()
+        self._reduction: LossReduction | None = None
+        if not self._is_only_rank:
+            self._reduction = self._objective.declared_reduction
+            self._objective.warn_of_compared_records()
         self._step_uses_loss = False
         self._kept: _KeptAddend | None = None
         self._compute_by_reduction: dict[LossReduction | None, TracedFunction] = {}
@@ -135,17 +140,18 @@ class ModelReplica(ReplicaState):
             user_code(self.module.zoo, "the model or its loss", function=self.module.loss),
             explain_dense_id_errors(self.model),
         ):
-            if self._reduction is None and self._custom_step is None:
+            if self._reduction is None and self._custom_step is None and not self._is_only_rank:
                 predictions = self._predict_graph(features)
                 self._refuse_loss_writes(labels, predictions, weights)
                 self._reduction = self._objective.try_reduction(labels, predictions, weights)
             traced = self._compute_by_reduction.get(self._reduction)
             if traced is None:
-                traced = TracedFunction(partial(self._compute_graph, self._reduction))
+                # Of the only rank, models may look at the number of records, as in ``fit`` with arrays.
+                traced = TracedFunction(partial(self._compute_graph, self._reduction), any_count=not self._is_only_rank)
                 self._compute_by_reduction[self._reduction] = traced
             optional = () if weights is None else (weights,)
             loss, weight, gradients, tails, seed_states = traced(features, labels, *optional)
-            if self._step_uses_loss:
+            if self._step_uses_loss and not self._is_only_rank:
                 self._refuse_summed_loss(features, labels, weights)
         if not adds:
             self._old_seed_states = seed_states
@@ -190,7 +196,7 @@ class ModelReplica(ReplicaState):
         self._update.clear()
 
     def apply(self, total_weight: float, learning_rate_factor: float | None = None) -> None:
-        """Apply the buffers, which hold the sums over all ranks: see :meth:`SummedUpdate.apply`."""
+        """Apply the buffers, which hold the sums over all ranks: see :meth:`ReplicaUpdate.apply`."""
         # Before it: an update needs memory for a gradient of its own.
         self._kept = None
         self._update.apply(total_weight, learning_rate_factor)
@@ -203,6 +209,8 @@ class ModelReplica(ReplicaState):
         result = self.compute(features, labels, weights)
         if result.finite:
             self.apply(result.weight or 1.0, learning_rate_factor)
+        else:
+            self.restore_statistics()
         return result
 
     def _describe_sums(self) -> Any:
@@ -233,14 +241,18 @@ class ModelReplica(ReplicaState):
         """The model's variables that a forward pass in training changes.
 
         Raises:
-            BadInputError: it creates a variable, or changes one that is neither a float nor a random generator's state.
+            BadInputError: several ranks train the model, and it creates a variable, or changes one that is neither a
+                float nor a random generator's state.
         """
+        exact = self._is_only_rank and sample is not None
         with user_code(self.module.zoo, "the model"):
             forward = tf.function(self._forward_graph, autograph=False)
-            graph = forward.get_concrete_function(derive_feature_spec(self.model, sample)).graph
-        _refuse_foreign_writes(graph, self.model.variables, "the model", assigned_handles(self.model))
+            graph = forward.get_concrete_function(sample if exact else derive_feature_spec(self.model, sample)).graph
         written = {handle for _, handle in find_written_variables(graph)}
         changed = [variable for variable in self.model.variables if id(variable.value.handle) in written]
+        if self._is_only_rank:
+            return changed
+        _refuse_foreign_writes(graph, self.model.variables, "the model", assigned_handles(self.model))
         for variable in changed:
             if variable.dtype not in FLOAT_TYPES and not is_seed_state(variable):
                 raise BadInputError(
@@ -259,7 +271,7 @@ class ModelReplica(ReplicaState):
 
     def _compute_graph(self, reduction: LossReduction | None, features: Any, labels: Any, weights: Any = None) -> Any:
         seeds = [tf.identity(variable.value) for variable in self._seed_states]
-        before = [tf.identity(variable.value) for variable in self._statistics]
+        before = self._update.read_statistics()
         if self._custom_step is None:
             loss, gradients, predictions = self._differentiate(reduction, features, labels, weights)
             count = count_records(predictions)
@@ -271,21 +283,8 @@ class ModelReplica(ReplicaState):
             self._step_uses_loss = predictions is not None
             reduction = (self._step_uses_loss and reduction) or LossReduction.MEAN
         records = tf.cast(count, tf.float64)
-        changes = [tf.identity(v.value) - old for v, old in zip(self._statistics, before, strict=True)]
-        # Until the step is applied, the model is as before: another rank may fail.
-        for variable, old in zip(self._statistics, before, strict=True):
-            variable.value.assign(old)
-        weight = self._objective.minibatch_weight(
-            reduction or LossReduction.MEAN, records, labels, weights, predictions
-        )
-        self._update.refuse_large_tables(gradients)
-        has_gradient = [gradient is not None for gradient in gradients]
-        # A missing one becomes a 0, which fills its place in the buffer.
-        found = [
-            tf.zeros([], v.dtype) if g is None else tf.convert_to_tensor(g)
-            for v, g in zip(self._trained, gradients, strict=True)
-        ]
-        tails = self._update.make_tails(reduction, records, has_gradient, changes)
+        weight = self._weigh_minibatch(reduction or LossReduction.MEAN, records, labels, weights, predictions)
+        found, tails = self._update.make_addend(gradients, before, reduction, records)
         return loss, weight, found, tails, seeds
 
     def _differentiate(

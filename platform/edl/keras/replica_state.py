@@ -1,4 +1,4 @@
-"""The state of a rank under strategy AllReduce: all variables of its model and its optimizers, equal on all ranks."""
+"""The state of a rank: all variables of its model and its optimizers, equal on all ranks of strategy AllReduce."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from edl.core.state_agreement import CODE_PREFIX
 from edl.keras.evaluated_copy import CopiedValues, copy_values
 from edl.keras.model_building import is_seed_state, seed_worker_randomness
 from edl.keras.model_contract import ModelModule, refuse_stateful_layers
-from edl.keras.model_loss import updating_optimizers
+from edl.keras.model_loss import LossReduction, updating_optimizers
 from edl.keras.out_of_range_ids import MODEL_LOCATION
-from edl.keras.summed_update import byte_size
+from edl.keras.replica_update import ReplicaUpdate
+from edl.keras.single_rank_update import SingleRankUpdate
+from edl.keras.summed_update import SummedUpdate, byte_size
 from edl.keras.traced_function import as_tensor, host_array, read_value
 from edl.keras.trainable_model import TrainableModel, is_rate
 from edl.numerics.packed_state import array_checksum, pack_arrays, packed_size, split_packed
@@ -52,6 +54,7 @@ class ReplicaState(TrainableModel):
     Args:
         module: the user's model module.
         seed: the seed of the initial values, equal on all ranks.
+        rank_seed: as of ``ModelReplica``.
         sample: the features of a minibatch.
 
     Raises:
@@ -59,13 +62,15 @@ class ReplicaState(TrainableModel):
         UserCodeError: the user's code raised an exception.
     """
 
-    def __init__(self, module: ModelModule, *, seed: int, sample: Any) -> None:
-        super().__init__(module, seed=seed, sample=sample, float32_only=False)
-        refuse_stateful_layers(self.model)
-        _refuse_synchronized_layers(self.model)
+    def __init__(self, module: ModelModule, *, seed: int, rank_seed: int | None, sample: Any) -> None:
+        super().__init__(module, seed=seed, sample=sample)
+        self._is_only_rank = rank_seed is None
         self._trained = tuple(self.model.trainable_variables)
-        if not self._trained:
-            raise BadInputError("the model has no trained variable")
+        if not self._is_only_rank:
+            refuse_stateful_layers(self.model)
+            _refuse_synchronized_layers(self.model)
+            if not self._trained:
+                raise BadInputError("the model has no trained variable")
         self._known_variables = {id(variable) for variable in self.model.variables}
         self._seed_states = tuple(v for v in self.model.variables if is_seed_state(v))
         self._old_seed_states: Sequence[Any] = ()
@@ -75,8 +80,24 @@ class ReplicaState(TrainableModel):
         """Whether layers draw random numbers."""
         return bool(self._seed_states)
 
-    def _seed_randomness(self, seed: int, rank_seed: int) -> None:
-        seed_worker_randomness(self.variables.local_variables, seed, rank_seed)
+    def _seed_randomness(self, seed: int, rank_seed: int | None) -> None:
+        if rank_seed is not None:
+            seed_worker_randomness(self.variables.local_variables, seed, rank_seed)
+
+    def _make_update(
+        self, optimizer: Any, trained: Sequence[Any], statistics: Sequence[Any], max_dense_gradient: int
+    ) -> ReplicaUpdate:
+        if self._is_only_rank:
+            return SingleRankUpdate(self.module, optimizer, trained, statistics)
+        return SummedUpdate(self.module, self.model, optimizer, trained, statistics, max_dense_gradient)
+
+    def _weigh_minibatch(
+        self, reduction: LossReduction, records: Any, labels: Any, weights: Any, predictions: Any = None
+    ) -> Any:
+        """The weight of a minibatch in the sum over all ranks; the only rank sums nothing."""
+        if self._is_only_rank:
+            return tf.constant(1, tf.float64)
+        return self._objective.minibatch_weight(reduction, records, labels, weights, predictions)
 
     def _describe_sums(self) -> Any:
         """What the ranks sum, as JSON: only ranks that say the same may train together."""
@@ -103,6 +124,8 @@ class ReplicaState(TrainableModel):
         self._old_seed_states = ()
 
     def _refuse_new_variables(self) -> None:
+        if self._is_only_rank:
+            return
         new = next((v for v in self.model.variables if id(v) not in self._known_variables), None)
         if new is not None:
             raise BadInputError(
@@ -144,7 +167,7 @@ class ReplicaState(TrainableModel):
     def state_arrays(self, names: Iterable[str] | None = None) -> dict[str, Array]:
         """Everything that must be equal on all ranks, by its name in checkpoints: see ``named_variables``.
 
-        The states of random generators are left out.
+        The states of random generators are left out, but for those of the only rank.
 
         Args:
             names: copy only these arrays; None: all.
@@ -156,22 +179,29 @@ class ReplicaState(TrainableModel):
             if wanted is None or name in wanted
         }
 
-    def load_state(self, arrays: Mapping[str, Any]) -> None:
-        """Assign arrays that :meth:`state_arrays` returned; further ones, such as states of random layers, are ignored.
+    def load_state(self, arrays: Mapping[str, Any], *, by_ranks: bool = False) -> None:
+        """Assign arrays that :meth:`state_arrays` returned.
+
+        One of several ranks ignores further ones, such as the states of random layers under strategy Local.
+
+        Args:
+            arrays: by name.
+            by_ranks: several ranks wrote them. Each had random generators of its own, whose states are not among them:
+                those of this model stay as they are.
 
         Raises:
             BadInputError: another model or optimizer has written them; nothing was assigned.
         """
-        variables = self._state_variables()
-        for name, variable in variables:
-            if name in arrays and _describe(variable) == _describe(arrays[name]):
+        expected = {name: v for name, v in self._state_variables() if not (by_ranks and is_seed_state(v))}
+        for name in (*expected, *sorted(arrays.keys() - expected.keys() if self._is_only_rank else ())):
+            if name in expected and name in arrays and _describe(expected[name]) == _describe(arrays[name]):
                 continue
             difference = f"they differ in {name}" if name in arrays else f"it has no {name}"
             raise BadInputError(
                 f"the checkpoint was written with another model or optimizer: {difference}",
                 hint="restore the model that the run started with, or start a new run, without --resume",
             )
-        for name, variable in variables:
+        for name, variable in expected.items():
             if not self.keeps_value(name, variable):
                 variable.assign(arrays[name])
 
@@ -239,7 +269,8 @@ class ReplicaState(TrainableModel):
         return [(variable, read_value(variable)) for _, variable in self._state_variables()]
 
     def _state_variables(self) -> list[tuple[str, Any]]:
-        return [(name, variable) for name, variable in self.named_variables() if not is_seed_state(variable)]
+        named = self.named_variables()
+        return [(name, variable) for name, variable in named if self._is_only_rank or not is_seed_state(variable)]
 
     def _packed_size(self) -> int:
         return packed_size(byte_size(variable) for _, variable in self._state_variables())

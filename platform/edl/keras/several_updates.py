@@ -26,7 +26,6 @@ from edl.keras.replica import ModelReplica
 from edl.keras.replica_state import ReplicaState, ReplicaStep
 from edl.keras.segmented_step import SegmentedTrace
 from edl.keras.step_updates import OWN_OPTIMIZER, TracedUpdate, UpdateTracer
-from edl.keras.summed_update import SummedUpdate
 from edl.keras.traced_function import TRACING_LOCK, signature_key
 from edl.keras.user_code import user_code
 
@@ -73,17 +72,18 @@ class SeveralUpdatesReplica(ReplicaState):
         module: ModelModule,
         *,
         seed: int,
-        rank_seed: int,
+        rank_seed: int | None,
         sample: Any,
         first: tuple[Any, Any, Any],
         max_dense_gradient: int = MAX_DENSE_GRADIENT,
     ) -> None:
-        super().__init__(module, seed=seed, sample=sample)
-        self._tracer = UpdateTracer(self.model, self.optimizer)
+        super().__init__(module, seed=seed, rank_seed=rank_seed, sample=sample)
+        self._tracer = UpdateTracer(self.model, self.optimizer, is_only_rank=self._is_only_rank)
         with user_code(module.zoo, "train_step()"), assert_dense_ids_in_range():
             found = self._tracer.find_updates(self.pack_data(*first))
             self._refuse_new_variables()
-            if self._tracer.uses_loss and self._objective.declared_reduction is not LossReduction.MEAN:
+            adds_losses = self._tracer.uses_loss and not self._is_only_rank
+            if adds_losses and self._objective.declared_reduction is not LossReduction.MEAN:
                 self._tracer.refuse_other_losses()
             for update in found:
                 if not update.optimizer.built:
@@ -92,8 +92,7 @@ class SeveralUpdatesReplica(ReplicaState):
         self._found = found
         self._optimizers = {update.name: update.optimizer for update in found}
         self.updates = tuple(
-            SummedUpdate(module, self.model, each.optimizer, each.trained, each.statistics, max_dense_gradient)
-            for each in found
+            self._make_update(each.optimizer, each.trained, each.statistics, max_dense_gradient) for each in found
         )
         self.buffers: tuple[Array, ...] = tuple(buffer for update in self.updates for buffer in update.buffers)
         self._traces: dict[Any, SegmentedTrace] = {}
@@ -212,7 +211,7 @@ class SeveralUpdatesReplica(ReplicaState):
         super().set_learning_rate(rate)
 
     def apply_next(self, total_weight: float, learning_rate_factor: float | None = None) -> None:
-        """Apply the sums of the next update: see :meth:`SummedUpdate.apply`."""
+        """Apply the sums of the next update: see :meth:`ReplicaUpdate.apply`."""
         self._keep_state()
         self.updates[self._next].apply(total_weight, learning_rate_factor)
         self._next += 1
@@ -233,10 +232,11 @@ class SeveralUpdatesReplica(ReplicaState):
 
     def restore_statistics(self) -> None:
         """Undo a step that is not complete."""
-        super().restore_statistics()
         if self._kept:
             for (_, variable), value in zip(self._state_variables(), self._kept, strict=True):
                 variable.assign(value)
+        # After it: the state of the only rank has those of random generators, as the first update left them.
+        super().restore_statistics()
         self._next, self._kept = 0, ()
         self._running.clear()
 
@@ -281,8 +281,7 @@ class SeveralUpdatesReplica(ReplicaState):
         before: list[list[Any]] = []
 
         def begin_segment() -> None:
-            statistics = self.updates[len(before)].statistics
-            before.append([tf.identity(variable.value) for variable in statistics])
+            before.append(self.updates[len(before)].read_statistics())
 
         def make_results(traced: TracedUpdate) -> Sequence[Any]:
             return self._make_results(traced, before[traced.number])
@@ -295,35 +294,27 @@ class SeveralUpdatesReplica(ReplicaState):
     def _make_results(self, traced: TracedUpdate, before: Sequence[Any]) -> Sequence[Any]:
         """Loss, weight, the gradients, and the ends of the buffers."""
         update = self.updates[traced.number]
-        changes = [tf.identity(v.value) - old for v, old in zip(update.statistics, before, strict=True)]
-        # Until the update is applied, the statistics are as before: another rank may fail.
-        for variable, old in zip(update.statistics, before, strict=True):
-            variable.value.assign(old)
         features, labels, *weights = traced.data
         records = tf.cast(tf.shape(tf.nest.flatten(features)[0])[0], tf.float64)
         # A step of the user's gives the gradients of a mean.
-        weight = self._objective.minibatch_weight(LossReduction.MEAN, records, labels, *weights)
-        update.refuse_large_tables(traced.gradients)
-        has_gradient = [gradient is not None for gradient in traced.gradients]
-        # A missing one becomes a 0, which fills its place in the buffer.
-        found = [
-            tf.zeros([], variable.dtype) if gradient is None else tf.convert_to_tensor(gradient)
-            for variable, gradient in zip(update.trained, traced.gradients, strict=True)
-        ]
-        tails = update.make_tails(LossReduction.MEAN, records, has_gradient, changes)
+        weight = self._weigh_minibatch(LossReduction.MEAN, records, labels, weights[0] if weights else None)
+        found, tails = update.make_addend(traced.gradients, before, LossReduction.MEAN, records)
         loss = tf.constant(0.0) if traced.loss is None else traced.loss
         return loss, weight, *found, *tails
+
+
+AnyReplica = ModelReplica | SeveralUpdatesReplica
 
 
 def build_replica(
     module: ModelModule,
     *,
     seed: int,
-    rank_seed: int,
+    rank_seed: int | None,
     sample: Any,
     first: tuple[Any, Any, Any] | None,
     max_dense_gradient: int = MAX_DENSE_GRADIENT,
-) -> ModelReplica | SeveralUpdatesReplica:
+) -> AnyReplica:
     """Build a rank's model: for one update a step, or for the updates that its ``train_step`` makes.
 
     Args:
@@ -339,7 +330,8 @@ def build_replica(
     if first is None or not has_own_train_step(replica.model):
         return replica
     with user_code(module.zoo, "train_step()"):
-        if UpdateTracer(replica.model, replica.optimizer).makes_one_update(replica.pack_data(*first)):
+        tracer = UpdateTracer(replica.model, replica.optimizer, is_only_rank=rank_seed is None)
+        if tracer.makes_one_update(replica.pack_data(*first)):
             return replica
     return SeveralUpdatesReplica(
         module,

@@ -17,13 +17,12 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from edl.api.errors import BadInputError
-from edl.keras.custom_train_step import train_step_error
+from edl.keras.custom_train_step import combination_error
 from edl.keras.evaluation_metrics import count_records
 from edl.keras.model_contract import has_own_train_step
 from edl.keras.model_loss import can_slice
 from edl.keras.out_of_range_ids import MODEL_LOCATION, assert_dense_ids_in_range, explain_dense_id_errors
-from edl.keras.replica import ModelReplica
-from edl.keras.several_updates import SeveralUpdatesReplica
+from edl.keras.several_updates import AnyReplica, SeveralUpdatesReplica
 from edl.keras.user_code import user_code
 
 _LOG = logging.getLogger(__name__)
@@ -34,9 +33,7 @@ _SUM_TOLERANCE = 0.1
 """How far the ratio of a sum to a mean may be from 2, because of random layers and of rounding."""
 
 
-def check_step_gradients(
-    replica: ModelReplica | SeveralUpdatesReplica, features: Any, labels: Any, weights: Any = None
-) -> None:
+def check_step_gradients(replica: AnyReplica, features: Any, labels: Any, weights: Any = None) -> None:
     """Warn if the gradients of a minibatch are not the mean of those of its halves; its first update counts.
 
     If the model has statistics, its first half is compared with itself: twice the same records have the same
@@ -63,7 +60,7 @@ def check_step_gradients(
     if not np.isfinite(limit) or np.linalg.norm(whole - again) > limit or np.linalg.norm(whole - parts) <= limit:
         return
     if np.linalg.norm(whole - 2 * parts) <= limit:
-        raise train_step_error(
+        raise combination_error(
             replica.model,
             "gives gradients that are sums over the records",
             "differentiate the mean over the records, such as tf.reduce_mean(), or the loss of compute_loss()",
@@ -75,7 +72,7 @@ def check_step_gradients(
     )
 
 
-def check_added_losses(replica: ModelReplica | SeveralUpdatesReplica, features: Any) -> None:
+def check_added_losses(replica: AnyReplica, features: Any) -> None:
     """Refuse a loss that a layer adds (``add_loss``) and that is a sum over records.
 
     Each worker would add the sum of its own records, and the mean over workers would make it too small. The forward
@@ -123,7 +120,7 @@ def _cut(minibatch: Sequence[Any], part: slice) -> tuple[Any, ...]:
     return tuple(None if each is None else tf.nest.map_structure(itemgetter(part), each) for each in minibatch)
 
 
-def _sum_gradients(replica: ModelReplica | SeveralUpdatesReplica, minibatches: Sequence[Any]) -> NDArray[Any]:
+def _sum_gradients(replica: AnyReplica, minibatches: Sequence[Any]) -> NDArray[Any]:
     """The sum of the gradients of minibatches, as several ranks would sum them; in float64."""
     for number, minibatch in enumerate(minibatches):
         replica.compute(*minibatch, adds=number > 0)

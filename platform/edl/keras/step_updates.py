@@ -1,4 +1,4 @@
-"""The updates that a ``train_step`` of the user's makes, found and traced for strategy AllReduce.
+"""The updates that a ``train_step`` of the user's makes, found and traced.
 
 A step of several updates, as of a GAN, is traced into one graph for each (``segmented_step``): the gradients of the
 first update end the first graph, and what the user's code does after ``apply`` is traced into the second one. So the
@@ -20,7 +20,14 @@ import keras
 import tensorflow as tf
 
 from edl.keras.compiled_model import restore_compile
-from edl.keras.custom_train_step import capture_losses, describe_write, missing_loss_error, train_step_error
+from edl.keras.custom_train_step import (
+    WRITE_REMEDY,
+    capture_losses,
+    combination_error,
+    describe_write,
+    missing_loss_error,
+    train_step_error,
+)
 from edl.keras.model_building import FLOAT_TYPES, is_seed_state
 from edl.keras.segmented_step import SegmentedTrace, SegmentTrace, trace_segments
 from edl.keras.traced_function import spec_for_any_count
@@ -70,14 +77,16 @@ class UpdateTracer:
     Args:
         model: the user's model.
         optimizer: becomes ``model.optimizer``.
+        is_only_rank: whether there is never a second rank, with which changes of variables are averaged.
 
     Attributes:
         uses_loss: whether the step that was traced last calls ``compute_loss``.
     """
 
-    def __init__(self, model: Any, optimizer: Any) -> None:
+    def __init__(self, model: Any, optimizer: Any, *, is_only_rank: bool = False) -> None:
         restore_compile(model)
         self._model = model
+        self._is_only_rank = is_only_rank
         self.uses_loss = False
         model.optimizer = optimizer
         self._optimizers = _find_optimizers(model)
@@ -106,7 +115,7 @@ class UpdateTracer:
             data: what ``train_step`` gets; only types and shapes count.
 
         Raises:
-            BadInputError: several ranks cannot combine what the step does; the error names it.
+            BadInputError: the step does what EDL cannot train; the error names it.
         """
         updates: list[StepUpdate] = []
 
@@ -136,7 +145,7 @@ class UpdateTracer:
 
     def refuse_other_losses(self) -> None:
         """Raise the error of a step that uses a loss which is not declared as a mean: updates count by records."""
-        raise train_step_error(
+        raise combination_error(
             self._model,
             "makes several updates and calls compute_loss(), whose loss is not known to be a mean over records",
             "compile() with a loss of keras.losses (reduction='sum_over_batch_size'), or compute a mean in the step",
@@ -239,15 +248,13 @@ class UpdateTracer:
                 raise train_step_error(
                     self._model,
                     describe_write(operation, getattr(variable, "path", None)),
-                    "let an optimizer of the model change variables, with apply() or apply_gradients(); what else the "
-                    "step writes would differ between the workers",
+                    WRITE_REMEDY,
                 )
-            if variable.dtype not in FLOAT_TYPES:
-                raise train_step_error(
+            if variable.dtype not in FLOAT_TYPES and not self._is_only_rank:
+                raise combination_error(
                     self._model,
-                    f"changes the variable '{variable.path}' ({variable.dtype}), but changes of several workers can "
-                    "only be averaged for floats",
-                    "make it a float32 variable",
+                    f"changes the variable '{variable.path}' ({variable.dtype})",
+                    "make it a float32 variable: changes of several workers can only be averaged for floats",
                 )
             found[handle] = variable
         return tuple(found.values())

@@ -32,8 +32,9 @@ from numpy.typing import NDArray
 
 from edl.api.errors import BadInputError
 from edl.keras.model_contract import ModelModule
-from edl.keras.model_loss import LossReduction, updating_optimizers, uses_dynamic_loss_scaling
+from edl.keras.model_loss import LossReduction, updating_optimizers
 from edl.keras.out_of_range_ids import MODEL_LOCATION
+from edl.keras.replica_update import ReplicaUpdate
 from edl.keras.traced_function import as_tensor, host_array
 from edl.keras.update_function import UpdateFunction
 from edl.keras.user_code import user_code
@@ -78,8 +79,8 @@ class _MovingVariance:
     momentum: float
 
 
-class SummedUpdate:
-    """One update of some variables by one optimizer.
+class SummedUpdate(ReplicaUpdate):
+    """One update of some variables by one optimizer, with the sums over all ranks.
 
     Args:
         module: the user's model module.
@@ -88,11 +89,6 @@ class SummedUpdate:
         trained: the variables that it changes.
         statistics: the variables whose changes are averaged over the ranks.
         max_dense_gradient: ``strategy.max_dense_gradient``, in bytes.
-
-    Attributes:
-        buffers: what is summed over all ranks: one-dimensional, one for each float type of variables.
-        gradient_counts: of each buffer, the elements at its beginning that are gradients.
-        skips_infinite_gradients: whether the optimizer expects infinite gradients: it skips the update then.
     """
 
     def __init__(
@@ -104,20 +100,17 @@ class SummedUpdate:
         statistics: Sequence[Any],
         max_dense_gradient: int,
     ) -> None:
+        super().__init__(optimizer, trained, statistics)
         self._module = module
-        self.optimizer = optimizer
         self._optimizer_variable_count = len(optimizer.variables)
-        self.trained = tuple(trained)
-        self.statistics = tuple(statistics)
         self._max_dense_gradient = max_dense_gradient
         self._moving_variances = _find_moving_variances(model, self.statistics)
         self._sections = _make_sections(self.trained, self.statistics)
-        self.buffers: tuple[Array, ...] = tuple(
+        self.buffers = tuple(
             allocate_aligned(section.tail.stop, dtype=tf.as_dtype(section.dtype).as_numpy_dtype)
             for section in self._sections
         )
         self.gradient_counts = tuple(section.tail.start for section in self._sections)
-        self.skips_infinite_gradients = uses_dynamic_loss_scaling(optimizer)
         self.clear()
         by_position = {
             at: buffer[slot]
@@ -135,14 +128,7 @@ class SummedUpdate:
             buffer.fill(0)
 
     def write(self, gradients: Sequence[Any], tails: Sequence[Any], weight: float, *, adds: bool) -> bool:
-        """Write this rank's addend to the buffers, and return whether it is finite.
-
-        Args:
-            gradients: of each trained variable; a scalar zero stands for a missing one.
-            tails: what :meth:`make_tails` returned.
-            weight: of the minibatch.
-            adds: add to the buffers instead of replacing them.
-        """
+        """Write this rank's addend to the buffers, multiplied by its weight, and return whether it is finite."""
         write = _add_product if adds else _multiply_into
         finite = [
             write(view, host_array(gradient).reshape(-1), weight)
@@ -222,12 +208,19 @@ class SummedUpdate:
 
     # ------------------------------------------------------------------ traced functions
 
-    def refuse_large_tables(self, gradients: Sequence[Any]) -> None:
-        """Refuse gradients of looked-up rows that are too large once they are dense.
+    def make_addend(
+        self, gradients: Sequence[Any], before: Sequence[Any], reduction: LossReduction | None, records: Any
+    ) -> tuple[list[Any], list[Any]]:
+        """As of :class:`ReplicaUpdate`.
 
         Raises:
-            BadInputError: together they have more than ``max_dense_gradient`` bytes.
+            BadInputError: gradients of looked-up rows are too large once they are dense: together they have more than
+                ``max_dense_gradient`` bytes.
         """
+        self._refuse_large_tables(gradients)
+        return super().make_addend(gradients, before, reduction, records)
+
+    def _refuse_large_tables(self, gradients: Sequence[Any]) -> None:
         tables = [v for v, g in zip(self.trained, gradients, strict=True) if isinstance(g, tf.IndexedSlices)]
         size = sum(map(byte_size, tables))
         if size > self._max_dense_gradient:
@@ -242,10 +235,17 @@ class SummedUpdate:
                 "which sends the rows of a minibatch, or raise strategy.max_dense_gradient",
             )
 
-    def make_tails(
-        self, reduction: LossReduction | None, records: Any, has_gradient: Sequence[bool], changes: Sequence[Any]
+    def _make_tails(
+        self,
+        gradients: Sequence[Any],
+        has_gradient: Sequence[bool],
+        before: Sequence[Any],
+        after: Sequence[Any],
+        reduction: LossReduction | None,
+        records: Any,
     ) -> list[Any]:
         """The ends of the buffers: the statistics' changes times the number of records, and the counts."""
+        changes = [new - old for new, old in zip(after, before, strict=True)]
         with_spread = list(changes)
         for at, moving in self._moving_variances.items():
             difference = changes[moving.mean_position]

@@ -29,9 +29,12 @@ class TracedFunction:
     Args:
         function: a function of nested tensors or arrays whose first dimension is the records; it runs as a graph. Do
             not write to an array that was passed to it while its results are in use: they may share the memory.
+        any_count: trace it for any number of records. If False, a trace is for one number, as far as
+            ``tf.function(reduce_retracing=True)`` makes such traces.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], *, any_count: bool = True) -> None:
+        self._any_count = any_count
         self._tf_function = tf.function(function, autograph=False, reduce_retracing=True)
         self._traces: dict[Any, Callable[..., Any]] = {}
 
@@ -51,12 +54,15 @@ class TracedFunction:
     def find_trace(self, *arguments: Any) -> tuple[Any, list[Any]]:
         """Find or create the trace for these types and shapes; also returns the arguments' leaves as tensors."""
         leaves = [as_tensor(leaf) for leaf in tf.nest.flatten(arguments)]
-        key = tuple(signature_key(leaf) for leaf in leaves)
+        key: Any = tuple(signature_key(leaf) for leaf in leaves)
+        if not self._any_count:
+            key = (key, *(tuple(leaf.shape) for leaf in leaves))
         trace = self._traces.get(key)
         if trace is None:
             packed = tf.nest.pack_sequence_as(arguments, leaves)
+            specs = tf.nest.map_structure(spec_for_any_count, packed) if self._any_count else packed
             with TRACING_LOCK:
-                trace = self._tf_function.get_concrete_function(*tf.nest.map_structure(spec_for_any_count, packed))
+                trace = self._tf_function.get_concrete_function(*specs)
             self._traces[key] = trace
         return trace, leaves
 

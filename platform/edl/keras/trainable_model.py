@@ -24,16 +24,15 @@ class TrainableModel:
         module: the user's model module.
         seed: the seed of the initial values.
         sample: the features of a minibatch.
-        float32_only: refuse trained variables of other types.
     """
 
-    def __init__(self, module: ModelModule, *, seed: int, sample: Any, float32_only: bool = True) -> None:
+    def __init__(self, module: ModelModule, *, seed: int, sample: Any) -> None:
         self.module = module
         self.model = build_model(module, seed=seed, sample=sample)
         self.optimizer = module.optimizer()
         self._build_optimizer()
         self.variables = ModelVariables.from_model(
-            self.model, lambda name: 0, 1, trained_by_ps=False, float32_only=float32_only
+            self.model, lambda name: 0, 1, trained_by_ps=False, float32_only=False
         )
         warn_if_loss_unscaled(self.model, self.optimizer, trains_locally=True)
         self._sample = sample

@@ -201,6 +201,7 @@ class KerasCallbacks:
         optimizer: becomes ``model.optimizer``.
         zoo: the model zoo; files below it are the user's code in tracebacks.
         trains_locally: whether this process trains ``model``; otherwise parameter servers hold the weights.
+        uses_optimizer: whether steps use ``optimizer``: a ``train_step`` of the user's may have others.
         worker_index: this worker's index, which becomes part of output file names; None if it is the only worker.
         check_monitors: called with the monitor callbacks.
         params: the ``params`` of the callbacks.
@@ -222,6 +223,7 @@ class KerasCallbacks:
         zoo: Path,
         *,
         trains_locally: bool = False,
+        uses_optimizer: bool = True,
         worker_index: int | None = None,
         check_monitors: MonitorCheck,
         params: CallbackParams = MappingProxyType({}),
@@ -246,6 +248,8 @@ class KerasCallbacks:
             deciding_callbacks = [each for each in other_callbacks if monitor_callbacks.is_monitor(each)]
             other_callbacks = [each for each in other_callbacks if not monitor_callbacks.is_monitor(each)]
             refuse_unsupported_callbacks(other_callbacks, trains_locally=trains_locally)
+            if not uses_optimizer:
+                monitor_callbacks.refuse_unused_rates((*other_callbacks, *deciding_callbacks))
             check_monitors(deciding_callbacks)
             self.master_callbacks = (
                 () if trains_locally else monitor_callbacks.declare_callbacks(deciding_callbacks, optimizer)
@@ -622,6 +626,7 @@ def make_callbacks(
     zoo: Path,
     *,
     trains_locally: bool = False,
+    uses_optimizer: bool = True,
     worker_index: int | None = None,
     check_monitors: MonitorCheck,
     make_params: Callable[[], CallbackParams] = dict,
@@ -641,6 +646,7 @@ def make_callbacks(
             optimizer,
             zoo,
             trains_locally=trains_locally,
+            uses_optimizer=uses_optimizer,
             worker_index=worker_index,
             check_monitors=check_monitors,
             params=make_params(),

@@ -17,7 +17,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -43,9 +43,9 @@ from edl.worker.trainer import add_record_range, find_nonfinite_gradient, is_fin
 if TYPE_CHECKING:
     from edl.data.reader import Reader
     from edl.keras.network import KerasNetwork
+    from edl.keras.several_updates import AnyReplica
     from edl.worker.feed_pipeline import Minibatch
     from edl.worker.lease_client import LeasedTask
-    from edl.worker.local_strategy.local_model import LocalModel
 
 TaskMinibatch = tuple["LeasedTask", "Minibatch"]
 
@@ -116,7 +116,7 @@ class _JobCheck:
         self.module = model_contract.load_model_module(
             spec.model,
             needs_metrics=bool(spec.data.validation and (spec.data.training or spec.task == "evaluate")),
-            may_have_train_step=spec.strategy.name == "AllReduce" or spec.task != "train",
+            may_have_train_step=spec.strategy.name != "ParameterServer" or spec.task != "train",
             schema=find_schema(spec.data),
         )
 
@@ -149,11 +149,8 @@ class _JobCheck:
         if self._spec.task == "evaluate":
             first = self._find_first("evaluation")
         sample = None if first is None else first[1].features
-        if data.training and self._spec.strategy.name == "Local":
-            yield from self._check_local(training_minibatch, sample)
-            return
-        if data.training and self._spec.strategy.name == "AllReduce":
-            yield from self._check_all_reduce(training_minibatch, sample)
+        if data.training and self._spec.strategy.name != "ParameterServer":
+            yield from self._check_replica(training_minibatch, sample)
             return
         network = self._build_network(sample)
         yield _describe_network(network)
@@ -315,80 +312,43 @@ class _JobCheck:
         )
         check_same_model(trained=first, rebuilt=second)
 
-    # ------------------------------------------------------------------ strategy Local
+    # ------------------------------------------------------------------ without parameter servers
 
-    def _check_local(self, first: TaskMinibatch | None, sample: Any) -> Iterator[str]:
-        from edl.keras import user_callbacks
-        from edl.keras.keras2_models import name_class
-        from edl.keras.monitor_callbacks import check_monitors
-        from edl.worker.local_strategy.local_model import LocalModel
-
-        module = self.module
-        model: LocalModel = LocalModel(module, seed=self._spec.train.seed, sample=sample)
-        check = partial(check_monitors, directions=model.metric_directions, spec=self._spec)
-        params = self._callback_params
-        callbacks = user_callbacks.make_callbacks(
-            module.callbacks,
-            model.model,
-            model.optimizer,
-            module.zoo,
-            trains_locally=True,
-            check_monitors=check,
-            make_params=params,
-        )
-        yield f"model: {name_class(model.model)}, {_describe_variables(model.variables.specs)}"
-        if first is None:
-            yield "feed keeps none of the first records: no minibatch was tried"
-            return
-        task, minibatch = first
-        callbacks.begin_first_step()
-        skip = self._spec.train.on_nan == "skip"
-        with add_record_range(task, 0):
-            loss, finite = model.train(minibatch.features, minibatch.labels, minibatch.weights, keep_if_not_finite=skip)
-        if not finite:
-            report_not_finite(task, 0, loss, 1, skip=skip, gradient=model.nonfinite_gradient)
-        yield f"first minibatch, {_describe_records(task)}: loss {loss:.4g}"
-        evaluated = self._find_first("evaluation") if self._spec.data.validation else None
-        if evaluated is not None:
-            task, minibatch = evaluated
-            model.reset_metrics()
-            model.evaluate(minibatch.features, minibatch.labels, minibatch.weights)
-            yield f"evaluation of {_describe_records(task)}, after one step: {_format_metrics(model.metric_values())}"
-        self._check_export(model.model)
-
-    def _check_all_reduce(self, first: TaskMinibatch | None, sample: Any) -> Iterator[str]:
-        from edl.keras.all_reduce_callbacks import declare_training_callbacks
+    def _check_replica(self, first: TaskMinibatch | None, sample: Any) -> Iterator[str]:
         from edl.keras.keras2_models import name_class
         from edl.keras.model_building import refuse_lossy_export
         from edl.keras.several_updates import build_replica
         from edl.keras.step_additivity import check_added_losses, check_step_gradients
 
+        spec = self._spec
+        is_local = spec.strategy.name == "Local"
         replica = build_replica(
             self.module,
-            seed=self._spec.train.seed,
-            rank_seed=0,
+            seed=spec.train.seed,
+            rank_seed=None if is_local else 0,
             sample=sample,
-            max_dense_gradient=self._spec.strategy.max_dense_gradient,
+            max_dense_gradient=spec.strategy.max_dense_gradient,
             first=None if first is None else (first[1].features, first[1].labels, first[1].weights),
         )
-        if self._spec.export is not None:
+        if spec.export is not None:
             refuse_lossy_export(replica.model)
-        declare_training_callbacks(self.module, replica, self._spec).own.try_first_step()
+        try_callbacks = self._make_callbacks(replica)
         yield f"model: {name_class(replica.model)}, {_describe_variables(replica.variables.specs)}"
         if first is None:
             yield "feed keeps none of the first records: no minibatch was tried"
             return
+        try_callbacks()
         task, minibatch = first
         with add_record_range(task, 0):
-            check_added_losses(replica, minibatch.features)
-            check_step_gradients(replica, minibatch.features, minibatch.labels, minibatch.weights)
+            if not is_local:
+                check_added_losses(replica, minibatch.features)
+                check_step_gradients(replica, minibatch.features, minibatch.labels, minibatch.weights)
             result = replica.take_step(minibatch.features, minibatch.labels, minibatch.weights)
         if not result.finite:
-            report_not_finite(
-                task, 0, result.loss, 1, skip=self._spec.train.on_nan == "skip", gradient=result.nonfinite
-            )
+            skip, gradient = spec.train.on_nan == "skip", f"the gradient of '{result.nonfinite}'"
+            report_not_finite(task, 0, result.loss, 1, skip=skip, gradient=gradient)
         yield f"first minibatch, {_describe_records(task)}: loss {result.loss:.4g}"
-        evaluated = self._find_first("evaluation") if self._spec.data.validation else None
+        evaluated = self._find_first("evaluation") if spec.data.validation else None
         if evaluated is not None:
             task, minibatch = evaluated
             replica.reset_metrics()
@@ -396,6 +356,26 @@ class _JobCheck:
             values = replica.metric_values(merge_metric_states({}, json.loads(json.dumps(replica.metric_states()))))
             yield f"evaluation of {_describe_records(task)}, after one step: {_format_metrics(values)}"
         self._check_export(replica.model)
+
+    def _make_callbacks(self, replica: AnyReplica) -> Callable[[], None]:
+        """Make the callbacks; returns the function that begins a first step with them."""
+        if self._spec.strategy.name == "AllReduce":
+            from edl.keras.all_reduce_callbacks import declare_training_callbacks
+
+            return declare_training_callbacks(self.module, replica, self._spec).own.try_first_step
+        from edl.keras import user_callbacks
+        from edl.keras.monitor_callbacks import check_monitors
+
+        return user_callbacks.make_callbacks(
+            self.module.callbacks,
+            replica.model,
+            replica.optimizer,
+            self.module.zoo,
+            trains_locally=True,
+            uses_optimizer=replica.uses_own_optimizer,
+            check_monitors=partial(check_monitors, directions=replica.metric_directions, spec=self._spec),
+            make_params=self._callback_params,
+        ).begin_first_step
 
 
 def _describe_network(network: KerasNetwork) -> str:

@@ -16,6 +16,7 @@ pytestmark = [
 ]
 
 import keras  # noqa: E402
+from support.local_model import LocalModel  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.api.job_spec import ModelSpec  # noqa: E402
@@ -23,7 +24,6 @@ from edl.core.evaluation import merge_metric_states  # noqa: E402
 from edl.keras.model_contract import ModelModule, load_model_module  # noqa: E402
 from edl.keras.network import KerasNetwork  # noqa: E402
 from edl.keras.replica import ModelReplica  # noqa: E402
-from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
 
 SOURCE = """
 import keras, tensorflow as tf

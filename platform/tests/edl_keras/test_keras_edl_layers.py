@@ -18,12 +18,12 @@ pytestmark = [
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 from edl_keras.embedding_harness import check_step, module_of, network_of, rows_for, write_export  # noqa: E402
+from support.local_model import LocalModel  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.keras.row_binding import UnsupportedEmbeddingError  # noqa: E402
 from edl.layers import Embedding  # noqa: E402
 from edl.numerics.parameter_store import RowBatch  # noqa: E402
-from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
 
 LABELS = np.array([[1.0], [0.0], [0.5]], np.float32)
 IDS = np.array([[3, 1, 1], [0, 2, 0], [4, 4, 4]])

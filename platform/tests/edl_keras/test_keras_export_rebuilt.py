@@ -21,12 +21,12 @@ pytestmark = [
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 from edl_keras.embedding_harness import module_of, network_of, plain_of, rows_for, write_export  # noqa: E402
+from support.local_model import LocalModel  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.keras import model_export  # noqa: E402
 from edl.layers import Embedding  # noqa: E402
 from edl.numerics.parameter_store import RowBatch  # noqa: E402
-from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
 
 IDS = np.array([[1, 2, 3], [3, 4, 0], [6, 0, 0]])
 ALL_DENSE = 1 << 30

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.tensorflow
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 import tf_keras  # noqa: E402
+from support.local_model import LocalModel  # noqa: E402
 from support.repetition import repetition  # noqa: E402
 from support.text_keys import missing_keys  # noqa: E402
 
@@ -25,7 +26,6 @@ from edl.keras.evaluated_copy import copy_values  # noqa: E402
 from edl.keras.model_contract import ModelModule, load_model_module  # noqa: E402
 from edl.keras.network import KerasNetwork  # noqa: E402
 from edl.keras.replica import ModelReplica  # noqa: E402
-from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
 
 REST = """
 import numpy as np, tensorflow as tf, tf_keras

@@ -15,11 +15,11 @@ pytestmark = [
 ]
 
 import keras  # noqa: E402
+from support.local_model import LocalModel  # noqa: E402
 
 from edl.api.job_spec import ModelSpec  # noqa: E402
 from edl.keras.model_contract import load_model_module  # noqa: E402
 from edl.keras.network import KerasNetwork  # noqa: E402
-from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
 
 MODEL = """
 import keras, tensorflow as tf

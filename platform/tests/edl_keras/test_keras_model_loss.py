@@ -16,6 +16,7 @@ pytestmark = [
 
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
+from support.local_model import LocalModel  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.api.job_spec import ModelSpec  # noqa: E402
@@ -24,7 +25,6 @@ from edl.keras import model_contract  # noqa: E402
 from edl.keras.model_loss import ModelLoss  # noqa: E402
 from edl.keras.network import KerasNetwork  # noqa: E402
 from edl.worker.feed_pipeline import FeedError, FeedFunction  # noqa: E402
-from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
 
 RNG = np.random.default_rng(3)
 N, BATCH = 40, 16

@@ -18,6 +18,7 @@ pytestmark = [
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 from edl_keras.embedding_harness import write_export  # noqa: E402
+from support.local_model import LocalModel  # noqa: E402
 from support.text_keys import missing_keys  # noqa: E402
 from worker.loop_harness import LinearNetwork, LinearStep, LoopHarness, task  # noqa: E402
 
@@ -30,7 +31,6 @@ from edl.keras.user_code import UserCodeError, user_code  # noqa: E402
 from edl.layers import Embedding  # noqa: E402
 from edl.numerics.parameter_store import RowBatch  # noqa: E402
 from edl.worker.lease_client import LeasedTask  # noqa: E402
-from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
 from edl.worker.trainer import add_record_range  # noqa: E402
 from edl.worker.training_setup import Evaluator  # noqa: E402
 

@@ -19,6 +19,7 @@ pytestmark = [
 
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
+from support.local_model import LocalModel  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.core.evaluation import merge_metric_states  # noqa: E402
@@ -31,7 +32,6 @@ from edl.numerics.packed_state import packed_pieces  # noqa: E402
 from edl.storage.checkpoint_manifest import cut_directory  # noqa: E402
 from edl.storage.checkpoint_shards import shard_path, write_shard  # noqa: E402
 from edl.storage.safetensors_writer import read_array_file  # noqa: E402
-from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
 
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "SGD": lambda: keras.optimizers.SGD(0.05),

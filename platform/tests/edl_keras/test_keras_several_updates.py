@@ -36,6 +36,7 @@ from edl.keras.model_contract import ModelModule, load_model_module  # noqa: E40
 from edl.keras.optimizer_state import describe_keras_state  # noqa: E402
 from edl.keras.replica import ModelReplica  # noqa: E402
 from edl.keras.several_updates import SeveralUpdatesReplica, build_replica  # noqa: E402
+from edl.keras.user_callbacks import make_callbacks  # noqa: E402
 
 RECORDS = 24
 
@@ -384,3 +385,13 @@ def test_a_callback_that_sets_the_rate_of_an_unused_optimizer_is_refused(share_r
     module = replace(rank.module, callbacks=lambda: [keras.callbacks.LearningRateScheduler(lambda epoch: 0.1)])
     with pytest.raises(BadInputError, match=r"LearningRateScheduler .*makes no update with it"):
         declare_training_callbacks(module, rank, spec)
+    with pytest.raises(BadInputError, match=r"LearningRateScheduler .*makes no update with it"):
+        make_callbacks(
+            module.callbacks,
+            rank.model,
+            rank.optimizer,
+            module.zoo,
+            trains_locally=True,
+            uses_optimizer=rank.uses_own_optimizer,
+            check_monitors=lambda found: None,
+        )

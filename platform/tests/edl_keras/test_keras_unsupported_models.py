@@ -13,6 +13,7 @@ import pytest
 pytestmark = pytest.mark.tensorflow
 
 import keras  # noqa: E402
+from support.local_model import LocalModel  # noqa: E402
 from support.text_keys import missing_keys  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
@@ -21,7 +22,6 @@ from edl.keras.model_building import refuse_lossy_export, refuse_unexportable_in
 from edl.keras.model_contract import load_model_module  # noqa: E402
 from edl.keras.network import KerasNetwork  # noqa: E402
 from edl.keras.user_callbacks import make_callbacks  # noqa: E402
-from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
 
 REST = """
 import keras, tensorflow as tf

@@ -13,12 +13,12 @@ pytestmark = pytest.mark.tensorflow
 
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
+from support.local_model import LocalModel  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.keras.model_contract import ModelModule  # noqa: E402
 from edl.keras.network import KerasNetwork, StepResult  # noqa: E402
 from edl.numerics.initializers import initial_rows  # noqa: E402
-from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
 
 RNG = np.random.default_rng(0)
 NUMBERS, IDS = RNG.random((6, 3), np.float32), RNG.integers(0, 9, (6, 3))

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.gan_model import ADVERSARIAL, train_plainly, write_gan
 from support.text_keys import missing_keys
 
 from edl.core import shuffle
@@ -623,3 +624,71 @@ def test_a_run_that_ended_goes_on_from_the_best_weights(
     assert trained
     for name in trained:
         np.testing.assert_array_equal(arrays(six)[name], arrays(four)[name], err_msg=name)
+
+
+# --------------------------------------------------------------------------------------------------
+# A train_step of the user's own, in float64, with all records in each step.
+
+FEED = """
+def feed(dataset, mode, metadata):
+    def parse(line):
+        row = tf.strings.to_number(line, tf.float64)
+        return {"real": row, "noise": row[:2]}, row[2:]
+
+    return dataset.map(parse)
+
+import os, signal
+
+class Stops(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if str(batch + 1) == os.environ.get("STOP_AFTER"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+def callbacks():
+    return [Stops()]
+"""
+ONE_UPDATE = """
+x, y = data
+with tf.GradientTape() as tape:
+    loss = tf.reduce_mean((self(x, training=True) - y) ** 2) + tf.reduce_mean(tf.abs(self.generator(x["noise"])))
+weights = [*self.discriminator.trainable_weights, *self.generator.trainable_weights]
+self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+return {"loss": loss}
+"""
+STEPS: dict[str, tuple[str, dict[str, str]]] = {
+    "one update": (
+        ONE_UPDATE,
+        {
+            "gan.compile(": "keras.Model.compile(gan, 'adam', 'mse'); return gan\n    gan.compile(",
+            "return [self.d_loss_metric, self.g_loss_metric]": "return []",
+        },
+    ),
+    "a GAN": (ADVERSARIAL, {}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+@pytest.mark.parametrize("kind", STEPS)
+def test_a_step_of_the_users_own_trains_as_in_keras_also_when_it_is_stopped(
+    train_locally: Callable[..., LocalTraining], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    step, changes = STEPS[kind]
+    write_gan(tmp_path, step, {"def feed(dataset, mode, metadata):\n    return dataset\n": FEED, **changes})
+    job = train_locally((tmp_path / "gan.py").read_text())
+    job.validation = None
+    fields = {"minibatch_size": 50, "minibatches_per_task": 1, "epochs": 6, "evaluation_steps": None}
+    monkeypatch.setenv("STOP_AFTER", "4")
+    run, code = job.run(**fields)
+    assert code == 128 + signal.SIGTERM
+    monkeypatch.delenv("STOP_AFTER")
+    _, code = job.run(run, **fields)
+    assert code == 0
+    found = arrays(run)
+
+    rows = np.loadtxt(tmp_path / "data.csv", delimiter=",")
+    data = {"real": rows, "noise": rows[:, :2]}, rows[:, 2:]
+    plain, _ = train_plainly(tmp_path, [], [data] * 6)
+    for weight in plain.trainable_weights:
+        np.testing.assert_allclose(found[f"dense/{weight.path}"], weight.numpy(), rtol=1e-9, atol=1e-12)
+    names = {"one update": ["slot"], "a GAN": ["slot/d_optimizer", "slot/g_optimizer"]}[kind]
+    assert [int(found[f"{name}/0"]) for name in names] == [6] * len(names)

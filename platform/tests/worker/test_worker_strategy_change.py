@@ -18,6 +18,7 @@ pytestmark = [
 
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
+from support.local_model import LocalModel  # noqa: E402
 
 from edl.api.errors import BadInputError, StorageError  # noqa: E402
 from edl.core.partition import initial_placement, owner_of_name, slot_of_row  # noqa: E402
@@ -37,7 +38,6 @@ from edl.storage.checkpoint_manifest import CheckpointManifest, ShardInfo, commi
 from edl.storage.checkpoint_shards import write_shard  # noqa: E402
 from edl.transport.peer_errors import PeerRefusedError  # noqa: E402
 from edl.worker.allreduce.server_checkpoint import ServerCheckpointConverter  # noqa: E402
-from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
 
 optimizers = keras.optimizers
 OPTIMIZERS: dict[str, Callable[[], Any]] = {

@@ -27,8 +27,7 @@ from edl.keras.model_building import refuse_lossy_export, refuse_unexportable_in
 from edl.keras.model_contract import ModelModule
 from edl.keras.model_files import model_file_path
 from edl.keras.optimizer_state import describe_keras_state
-from edl.keras.replica import ModelReplica
-from edl.keras.several_updates import SeveralUpdatesReplica, build_replica
+from edl.keras.several_updates import AnyReplica, SeveralUpdatesReplica, build_replica
 from edl.keras.step_additivity import check_added_losses, check_step_gradients
 from edl.keras.user_callbacks import build_callback_params
 from edl.numerics.keras_state import KERAS_STATE_KEY
@@ -61,7 +60,6 @@ from edl.worker.training_setup import (
 _LOG = logging.getLogger(__name__)
 
 TaskHandlers = dict[str, Callable[[LeasedTask], None]]
-AnyReplica = ModelReplica | SeveralUpdatesReplica
 
 
 def prepare_all_reduce(

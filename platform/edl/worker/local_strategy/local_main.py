@@ -103,20 +103,20 @@ def _training(spec: JobSpec, run: RunDirectory, report: LocalReport, stop: StopR
     import_tensorflow()
     # After ``import_tensorflow``, which has to come before any other import of TensorFlow or Keras.
     from edl.keras import model_contract, user_callbacks
-    from edl.keras.model_building import refuse_unexportable_inputs
+    from edl.keras.model_building import refuse_lossy_export, refuse_unexportable_inputs
     from edl.keras.monitor_callbacks import check_monitors
+    from edl.keras.several_updates import build_replica
     from edl.keras.user_callbacks import build_callback_params
     from edl.worker.data_readers import DATA_SET_BY_MODE, open_data_set
     from edl.worker.feed_pipeline import FeedFunction, find_first_minibatch
     from edl.worker.initial_weights import assign_initial_weights, open_initial_weights
-    from edl.worker.local_strategy.local_model import LocalModel
     from edl.worker.local_strategy.local_training import LocalTraining
     from edl.worker.validation_check import check_validation_data
     from edl.worker.worker_process import set_thread_counts
 
     set_thread_counts(workers=1)
     module: ModelModule = model_contract.load_model_module(
-        spec.model, needs_metrics=bool(spec.data.validation), schema=find_schema(spec.data)
+        spec.model, needs_metrics=bool(spec.data.validation), may_have_train_step=True, schema=find_schema(spec.data)
     )
 
     @cache
@@ -146,8 +146,15 @@ def _training(spec: JobSpec, run: RunDirectory, report: LocalReport, stop: StopR
         )
     sample = None if minibatch is None else minibatch.features
     initial = open_initial_weights(run, spec, module, sample)
-    model = LocalModel(module, seed=spec.train.seed, sample=sample)
+    model = build_replica(
+        module,
+        seed=spec.train.seed,
+        rank_seed=None,
+        sample=sample,
+        first=None if minibatch is None else (minibatch.features, minibatch.labels, minibatch.weights),
+    )
     if spec.export is not None:
+        refuse_lossy_export(model.model)
         refuse_unexportable_inputs(model.model)
     assign_initial_weights(model.variables, initial)
     watcher = user_callbacks.make_callbacks(
@@ -156,6 +163,7 @@ def _training(spec: JobSpec, run: RunDirectory, report: LocalReport, stop: StopR
         model.optimizer,
         module.zoo,
         trains_locally=True,
+        uses_optimizer=model.uses_own_optimizer,
         check_monitors=partial(check_monitors, directions=model.metric_directions, spec=spec),
         make_params=lambda: build_callback_params(spec.train, spec.strategy, reader("training")),
     )

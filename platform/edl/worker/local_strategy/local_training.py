@@ -7,6 +7,7 @@ runs of strategy AllReduce continue from them, and this strategy from those of A
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from edl.api.events import (
 )
 from edl.api.job_spec import JobSpec, TrainSpec
 from edl.core.cuts import STOPPED, WORLD_STEP_KEY
+from edl.core.evaluation import merge_metric_states
 from edl.core.ledger import Ledger, shuffled_ledger
 from edl.core.shuffle import RecordSource, ShardPlan, ShuffleOrder, training_size_error
 from edl.data.file_digests import FileCheck, digest_sources
@@ -37,6 +39,7 @@ from edl.data.reader_factory import choose_reader_window, shuffled_order
 from edl.data.shuffled_reader import PositionReader, read_by_position
 from edl.jobfile.batch_rules import lease_records
 from edl.keras import model_export
+from edl.keras.several_updates import AnyReplica
 from edl.keras.user_callbacks import KerasCallbacks, NoCallbacks
 from edl.storage import checkpoint_manifest, checkpoint_shards
 from edl.storage.checkpoint_manifest import DATASET_KEY, CheckpointManifest, list_cuts
@@ -44,7 +47,6 @@ from edl.storage.run_directory import RunDirectory
 from edl.worker.data_wait import measure_wait
 from edl.worker.feed_pipeline import FeedFunction, feed_in_background
 from edl.worker.lease_client import LeasedTask, PositionDescriber
-from edl.worker.local_strategy.local_model import LocalModel
 from edl.worker.local_strategy.local_report import LocalReport
 from edl.worker.local_strategy.stop_request import StoppedError, StopRequest
 from edl.worker.loss_log import LossLog
@@ -130,7 +132,7 @@ class LocalTraining:
     Args:
         spec: the job.
         run: the run directory.
-        model: the model with its optimizer and metrics.
+        model: the only rank's model with its optimizers and metrics.
         readers: returns the reader of ``training`` or ``validation``.
         feeders: returns the feed function of a mode.
         report: writes events, status and summary.
@@ -142,7 +144,7 @@ class LocalTraining:
         self,
         spec: JobSpec,
         run: RunDirectory,
-        model: LocalModel,
+        model: AnyReplica,
         readers: Callable[[str], Reader],
         feeders: Callable[[str], FeedFunction],
         report: LocalReport,
@@ -217,7 +219,7 @@ class LocalTraining:
         # Weights that callbacks keep are no variables of the model.
         best_values = {name: array for name, array in arrays.items() if name.startswith("best/")}
         ledger, by_ranks = manifest.ledger, WORLD_STEP_KEY in manifest.ledger
-        self._model.restore(
+        self._model.load_state(
             {name: array for name, array in arrays.items() if name not in best_values}, by_ranks=by_ranks
         )
         self._watcher.restore(ledger.get("callbacks", {}), best_values)
@@ -396,24 +398,21 @@ class LocalTraining:
         loss = None
         if minibatch.features is not None:
             self._watcher.begin_step(self._step)
-            skip = self._spec.train.on_nan == "skip"
             with add_record_range(plan.task, plan.step):
-                value, finite = self._model.train(
-                    minibatch.features, minibatch.labels, minibatch.weights, keep_if_not_finite=skip
-                )
-            if finite:
-                loss = value
-                self._watcher.end_step(self._step, value)
-                self._loss_log.end_step(self._step + 1, value)
+                result = self._model.take_step(minibatch.features, minibatch.labels, minibatch.weights)
+            if result.finite:
+                loss = result.loss
+                self._watcher.end_step(self._step, loss)
+                self._loss_log.end_step(self._step + 1, loss)
             else:
                 self._not_finite += 1
                 report_not_finite(
                     plan.task,
                     plan.step,
-                    value,
+                    result.loss,
                     self._not_finite,
-                    skip=skip,
-                    gradient=self._model.nonfinite_gradient,
+                    skip=self._spec.train.on_nan == "skip",
+                    gradient=f"the gradient of '{result.nonfinite}'",
                 )
         records, skipped = self._windows.pop(self._step)
         skipped += minibatch.skipped_images
@@ -462,7 +461,9 @@ class LocalTraining:
             self._leave_if_stopped()
         self._watcher.end_test()
         self._evaluated = self._step
-        values = self._model.metric_values()
+        # As in a distributed job, where the master receives and merges them.
+        states = json.loads(json.dumps(self._model.metric_states()))
+        values = self._model.metric_values(merge_metric_states({}, states))
         self._report.event(EvaluationEnded(self._step, values, time=time.time()))
         self._report.changed(metrics=values)
         for callback, decision in self._watcher.run_monitors(self._step, values):
@@ -482,7 +483,7 @@ class LocalTraining:
         assert self._ledger is not None
         cut = self._step + self._cut_offset
         directory = checkpoint_manifest.cut_directory(self._run.checkpoints, cut)
-        shard = checkpoint_shards.write_shard(directory, 0, self._model.arrays() | self._watcher.weight_arrays())
+        shard = checkpoint_shards.write_shard(directory, 0, self._model.state_arrays() | self._watcher.weight_arrays())
         ledger = {
             **ledger_position(self._ledger, self._last),
             DATASET_KEY: self._dataset,

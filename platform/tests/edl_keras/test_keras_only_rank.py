@@ -1,0 +1,256 @@
+"""The only rank of strategy Local: it trains what several ranks cannot combine, and undoes what is not finite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.repetition import repetition
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras with NumPy 2
+]
+
+from support.gan_model import ADVERSARIAL, PERSISTENT, make_records, train_plainly, write_gan  # noqa: E402
+
+from edl.api.errors import BadInputError  # noqa: E402
+from edl.api.job_spec import ModelSpec  # noqa: E402
+from edl.keras.model_contract import ModelModule, load_model_module  # noqa: E402
+from edl.keras.several_updates import AnyReplica, SeveralUpdatesReplica, build_replica  # noqa: E402
+
+RECORDS = 24
+
+
+def load(folder: Path, name: str) -> ModelModule:
+    choice = ModelSpec(zoo=str(folder), definition=f"{name}.custom_model", params={})
+    return load_model_module(choice, needs_metrics=False, may_have_train_step=True)
+
+
+def build(folder: Path, name: str, data: tuple[Any, Any], rank_seed: int | None = None, seed: int = 4) -> AnyReplica:
+    """A replica; by default that of the only rank."""
+    module = load(folder, name)
+    # As a job with one embedding row in a step.
+    return build_replica(
+        module, seed=seed, rank_seed=rank_seed, sample=data[0], first=(*data, None), max_dense_gradient=16
+    )
+
+
+def assert_same(found: AnyReplica, expected: AnyReplica) -> None:
+    """All variables are equal to the bit, with the states of random generators."""
+    mine, theirs = found.state_arrays(), expected.state_arrays()
+    assert mine.keys() == theirs.keys()
+    for name, values in theirs.items():
+        np.testing.assert_array_equal(mine[name], values, err_msg=name)
+
+
+# --------------------------------------------------------------------------------------------------
+# What several ranks cannot combine.
+
+MODEL = """
+import keras, tensorflow as tf
+
+class Layer(keras.layers.Layer):
+    def build(self, shape):
+        self.calls = self.add_weight(shape=(), initializer="zeros", dtype="TYPE", trainable=False, name="calls")
+
+    def call(self, x):
+        BODY
+        return x
+
+def custom_model():
+    x = keras.Input((3,))
+    hidden = FIRST
+    return keras.Model(x, keras.layers.Dense(1)(Layer()(hidden)))
+
+outside = tf.Variable(0.0)
+
+def loss(labels, predictions):
+    LOSS
+
+def optimizer():
+    return keras.optimizers.SGD(0.01)
+
+def feed(dataset, mode, metadata):
+    return dataset
+"""
+USUAL = {
+    "TYPE": "float32",
+    "BODY": "pass",
+    "FIRST": "keras.layers.Dense(4)(x)",
+    "LOSS": "return tf.square(labels - predictions)",
+}
+CASES = {
+    "an integer": {"TYPE": "int32", "BODY": "self.calls.assign(self.calls + 1)"},
+    "a variable outside": {"BODY": "outside.assign_add(1.0)"},
+    "a loss that counts": {"LOSS": "outside.assign_add(1.0); return tf.square(labels - predictions)"},
+    "a summed loss": {
+        "LOSS": "return tf.reduce_sum(tf.square(labels - predictions))",
+        "BODY": "self.add_loss(tf.reduce_sum(x))",
+    },
+    "synchronized": {"FIRST": "keras.layers.BatchNormalization(synchronized=True)(x)"},
+    "a large gradient": {
+        "FIRST": 'keras.layers.Flatten()(keras.layers.Embedding(9, 4)(keras.ops.cast(keras.ops.abs(x), "int32")))'
+    },
+}
+X = np.random.default_rng(3).normal(size=(8, 3)).astype(np.float32)
+DATA = X, X[:, :1]
+
+
+def write_model(folder: Path, changes: dict[str, str]) -> None:
+    source = MODEL
+    for key, text in (USUAL | changes).items():
+        source = source.replace(key, text)
+    (folder / "own.py").write_text(source)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.first_cases(3)
+def test_what_several_ranks_cannot_combine_one_rank_trains(tmp_path: Path, case: str) -> None:
+    write_model(tmp_path, CASES[case])
+    with pytest.raises(BadInputError):
+        build(tmp_path, "own", DATA, rank_seed=0).take_step(*DATA)
+    only = build(tmp_path, "own", DATA)
+    losses = [only.take_step(*DATA) for _ in range(3)]
+    assert all(step.finite for step in losses)
+    assert len({step.loss for step in losses}) == 3
+
+
+@pytest.mark.repetition
+def test_an_integer_that_the_forward_pass_changes_is_in_checkpoints(tmp_path: Path) -> None:
+    write_model(tmp_path, CASES["an integer"])
+    only = build(tmp_path, "own", DATA)
+    for _ in range(3):
+        only.take_step(*DATA)
+    again = build(tmp_path, "own", DATA)
+    again.load_state(only.state_arrays())
+    assert int(again.model.layers[2].calls) == 3
+
+
+# --------------------------------------------------------------------------------------------------
+# A train_step of the user's.
+
+SUMMED = """
+x, y = data
+with tf.GradientTape() as tape:
+    loss = self.compute_loss(x, y, self(x, training=True))
+weights = self.trainable_weights
+self.optimizer.apply(tape.gradient(loss, weights), weights)
+return {"loss": loss}
+"""
+SUMMED_COMPILE = {
+    "gan.compile(": "keras.Model.compile(gan, keras.optimizers.SGD(0.01), SUM); return gan\n    gan.compile(",
+    "return [self.d_loss_metric, self.g_loss_metric]": "return []",
+    "def custom_model": 'SUM = keras.losses.MeanSquaredError(reduction="sum", dtype="float64")\n\ndef custom_model',
+}
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_one_update_of_a_summed_loss_is_that_of_keras(tmp_path: Path) -> None:
+    write_gan(tmp_path, SUMMED, SUMMED_COMPILE)
+    data = make_records(RECORDS)
+    only = build(tmp_path, "gan", data, seed=0)
+    assert not isinstance(only, SeveralUpdatesReplica)
+    losses = [only.take_step(*data).loss for _ in range(4)]
+    plain, expected = train_plainly(tmp_path, [], [data] * 4)
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
+    for found, weight in zip(only.model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(found, weight, rtol=1e-12, atol=1e-14)
+
+
+DROPOUT = {'"discriminator", 3, 1)': '"discriminator", 3, 1, keras.layers.Dropout(0.3, dtype="float64"))'}
+
+
+@pytest.mark.parametrize("step", [ADVERSARIAL, repetition(PERSISTENT)], ids=["GAN", "one tape"])
+def test_several_updates_are_those_of_keras(tmp_path: Path, step: str) -> None:
+    """With Dropout, whose generator starts from the seed of the job as in Keras."""
+    write_gan(tmp_path, step, DROPOUT)
+    data = make_records(RECORDS)
+    only = build(tmp_path, "gan", data, seed=0)
+    assert isinstance(only, SeveralUpdatesReplica)
+    losses = [only.take_step(*data).loss for _ in range(5)]
+    plain, expected = train_plainly(tmp_path, [], [data] * 5)
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
+    for found, weight in zip(only.model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(found, weight, rtol=1e-12, atol=1e-14)
+
+
+def test_what_a_step_writes_by_itself_is_refused_in_words_of_one_process(tmp_path: Path) -> None:
+    write_gan(tmp_path, ADVERSARIAL.replace("return ", "self.steps.assign_add(1.0); return "))
+    with pytest.raises(BadInputError, match=r"writes the variable '.*steps' by itself") as refused:
+        build(tmp_path, "gan", make_records(RECORDS))
+    assert "AllReduce" not in str(refused.value)
+
+
+# --------------------------------------------------------------------------------------------------
+# A step that is not finite, and the state.
+
+RANDOM = {"FIRST": "keras.layers.Dropout(0.5)(keras.layers.BatchNormalization()(keras.layers.Dense(4)(x)))"}
+
+
+def test_a_step_that_is_not_finite_leaves_no_trace(tmp_path: Path) -> None:
+    """Neither in statistics nor in the states of random generators."""
+    write_model(tmp_path, RANDOM | {"TYPE": "int32", "BODY": "self.calls.assign(self.calls + 1)"})
+    only, other = build(tmp_path, "own", DATA), build(tmp_path, "own", DATA)
+    for bad in ((X, DATA[1] * np.nan), (X * np.inf, DATA[1])):
+        step = only.take_step(*bad)
+        assert not step.finite
+        assert_same(only, other)
+    for each in (only, other):
+        assert each.take_step(*DATA).finite
+    assert_same(only, other)
+
+
+def test_a_second_update_that_is_not_finite_leaves_no_trace(tmp_path: Path) -> None:
+    write_gan(tmp_path, ADVERSARIAL, DROPOUT)
+    data = make_records(RECORDS)
+    only, other = build(tmp_path, "gan", data), build(tmp_path, "gan", data)
+    # Labels count in the generator's loss only.
+    step = only.take_step(data[0], data[1] * np.nan)
+    assert not step.finite
+    assert "generator" in step.nonfinite or "to_real" in step.nonfinite
+    assert_same(only, other)
+    for each in (only, other):
+        assert each.take_step(*data).finite
+    assert_same(only, other)
+
+
+def test_a_run_goes_on_from_its_state_to_the_bit(tmp_path: Path) -> None:
+    write_gan(tmp_path, ADVERSARIAL, DROPOUT)
+    data = make_records(RECORDS)
+    whole, parted = build(tmp_path, "gan", data), build(tmp_path, "gan", data, seed=9)
+    whole.take_step(*data)
+    arrays = whole.state_arrays()
+    assert {name.rpartition("/")[0] for name in arrays if name.startswith("slot/")} == {
+        "slot/d_optimizer",
+        "slot/g_optimizer",
+    }
+    parted.load_state(arrays)
+    for each in (whole, parted):
+        each.take_step(*data)
+    assert_same(parted, whole)
+
+
+def test_a_run_goes_to_several_ranks_and_back(tmp_path: Path) -> None:
+    write_gan(tmp_path, ADVERSARIAL)
+    data = make_records(RECORDS)
+    only, rank = build(tmp_path, "gan", data), build(tmp_path, "gan", data, rank_seed=1)
+    expected = build(tmp_path, "gan", data)
+    for _ in range(3):
+        expected.take_step(*data)
+    only.take_step(*data)
+    rank.load_state(only.state_arrays())
+    rank.take_step(*data)
+    only.load_state(rank.state_arrays(), by_ranks=True)
+    only.take_step(*data)
+    for found, weight in zip(only.model.get_weights(), expected.model.get_weights(), strict=True):
+        np.testing.assert_allclose(found, weight, rtol=1e-9, atol=1e-12)
+
+
+def test_the_state_of_another_optimizer_is_refused_although_it_has_all_arrays(tmp_path: Path) -> None:
+    write_model(tmp_path, {})
+    only = build(tmp_path, "own", DATA)
+    with pytest.raises(BadInputError, match="they differ in slot/9"):
+        only.load_state(only.state_arrays() | {"slot/9": np.zeros(3, np.float32)})
