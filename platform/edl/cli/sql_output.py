@@ -124,6 +124,7 @@ def plan_lines(plan: ColumnPlan, settings: TrainingSettings, rows: PreparedRows)
         f"{rows.training:,} rows to train on, {rows.validation:,} for validation (chosen by a hash of the row)",
         f"label {label.name}: {label.kind}, because {label.reason}",
         f"model {settings.estimator}: {settings.reason}",
+        *_strategy_lines(settings),
         *_later_lines(settings, rows),
         "",
     ]
@@ -145,6 +146,16 @@ def plan_lines(plan: ColumnPlan, settings: TrainingSettings, rows: PreparedRows)
             "fewer in the SELECT"
         )
     return [*lines, ""]
+
+
+def _strategy_lines(settings: TrainingSettings) -> list[str]:
+    """Why the job is not one process, if the plan decides that."""
+    if settings.strategy == "Local":
+        return []
+    return [
+        f"strategy {settings.strategy}: the vectors of categories have {settings.vector_numbers:,} numbers "
+        "(WITH strategy.name='Local': one process trains)"
+    ]
 
 
 def _later_lines(settings: TrainingSettings, rows: PreparedRows) -> list[str]:

@@ -18,7 +18,7 @@ from edl.api.job_spec import API_VERSION, JobSpec
 from edl.jobfile.document_tree import SpecError, build_tree
 from edl.jobfile.loader import read_job_tree
 from edl.jobfile.section_type import section_fields
-from edl.sql_jobs.column_plan import CLASS_WEIGHT, ColumnPlan, LabelKind
+from edl.sql_jobs.column_plan import CLASS_WEIGHT, ColumnPlan, ColumnUse, LabelKind
 from edl.sql_jobs.model_module import Optimizer
 from edl.sql_jobs.statement_parser import statement_error
 from edl.sql_jobs.statements import Attribute, AttributeValue, Select, TrainStatement
@@ -51,6 +51,10 @@ _SMALL_TABLE_ROWS = 10_000
 """From so many rows on, the weights that are expected are lost in what the rows say, and so are the validation rows."""
 _MOST_COMPARED_VALUES = 1_000_000
 """Rows times columns up to which a linear model trains beside a network: each of its steps has all of them."""
+_LARGE_VECTORS = 1 << 24
+"""Numbers in vectors of categories from which one process is slow: its optimizer looks at all of them in each step, and
+a parameter server at those of the minibatch."""
+_STRATEGY = "strategy.name"
 _COMMON = ("learning_rate", "weight_decay", "clipnorm", "clipvalue", "global_clipnorm")
 OPTIMIZERS = {
     "Adam": (*_COMMON, "beta_1", "beta_2", "epsilon", "amsgrad"),
@@ -92,6 +96,8 @@ class TrainingSettings:
         refits: after the training that is measured, the model trains again on all rows.
         compares: a linear model is trained, too, and kept unless the network is clearly better.
         refit_reason: of a small table, why it does not refit.
+        strategy: of the job on this machine, unless ``fields`` has one.
+        vector_numbers: in all vectors of categories.
     """
 
     estimator: str
@@ -104,6 +110,8 @@ class TrainingSettings:
     refits: bool = False
     compares: bool = False
     refit_reason: str = ""
+    strategy: str = "Local"
+    vector_numbers: int = 0
 
 
 def choose_estimator(statement: TrainStatement) -> tuple[str, str]:
@@ -163,6 +171,7 @@ def choose_settings(
         elif name == _CLASSES_SETTING:
             _check_classes(attribute, plan)
     no_refit = _find_refit_obstacle(statement, rows, refit_obstacle)
+    vectors = _count_vectors(plan) if estimator in ESTIMATORS else 0
     return TrainingSettings(
         estimator,
         reason,
@@ -174,7 +183,15 @@ def choose_settings(
         refits=no_refit is None,
         compares=no_refit is None and statement.estimator is None and rows * len(plan.used) <= _MOST_COMPARED_VALUES,
         refit_reason=(no_refit or "") if rows < _SMALL_TABLE_ROWS else "",
+        strategy="ParameterServer" if vectors >= _LARGE_VECTORS and _STRATEGY not in given.fields else "Local",
+        vector_numbers=vectors,
     )
+
+
+def _count_vectors(plan: ColumnPlan) -> int:
+    """The numbers in all vectors of categories."""
+    embedded = [each for each in plan.used if each.use is ColumnUse.EMBEDDING]
+    return sum((each.bins or len(each.vocabulary) + 1) * each.dimension for each in embedded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -537,6 +554,7 @@ def job_document(name: str, plan: ColumnPlan, settings: TrainingSettings, label:
         "minibatch_size": minibatch,
         "evaluation_steps": steps,
     }
+    document["strategy"] = {"name": settings.strategy}
     # The model that is kept comes from the second training, if there is one.
     document["export"] = {"path": "measured" if settings.refits else "export"}
     for field_name, attribute in settings.fields.items():

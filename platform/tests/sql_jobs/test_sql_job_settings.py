@@ -11,7 +11,9 @@ import pytest
 from support.sql_statements import parse_statements
 
 from edl.api.errors import BadInputError
+from edl.cli.sql_output import plan_lines
 from edl.jobfile.loader import load_job_file
+from edl.sql_jobs.column_overrides import override_columns
 from edl.sql_jobs.column_plan import ColumnFacts, ColumnPlan, plan_columns
 from edl.sql_jobs.job_settings import (
     _MODEL_ARGUMENTS,
@@ -26,6 +28,7 @@ from edl.sql_jobs.job_settings import (
     job_document,
     job_name,
 )
+from edl.sql_jobs.prepared_rows import PreparedRows
 from edl.sql_jobs.statements import TrainStatement
 
 
@@ -184,6 +187,30 @@ def test_a_small_table_trains_again_on_all_rows(clauses: str, rows: int, *, refi
     # Only where nobody has named a model.
     assert settings.compares == (refits and not clauses)
     assert document["export"]["path"] == ("measured" if refits else "export")
+
+
+@pytest.mark.parametrize(
+    ("values", "setting", "strategy"),
+    [
+        (100_000, "", "Local"),
+        (300_000, "", "ParameterServer"),
+        (300_000, "WITH strategy.name='Local'", "Local"),
+        (300_000, "COLUMN EMBEDDING(CATEGORY_HASH(user_id, 1000), 8)", "Local"),
+    ],
+)
+def test_large_vectors_lie_on_parameter_servers(values: int, setting: str, strategy: str) -> None:
+    (statement,) = parse_statements(f"SELECT * FROM t TO TRAIN dnn {setting} LABEL y INTO m")
+    assert isinstance(statement, TrainStatement)
+    label = ColumnFacts("y", "number", 1_000_000, 0, 1_000_000)
+    plan = plan_columns([ColumnFacts("user_id", "integer", 1_000_000, 0, values), label], statement.label)
+    plan = override_columns(plan, statement.columns, "dnn")
+    settings = choose_settings(statement, "dnn", "", plan)
+    assert job_document("m", plan, settings, "y", 800_000)["strategy"] == {"name": strategy}
+    said = [line for line in plan_lines(plan, settings, PreparedRows(800_000, 200_000)) if "strategy" in line]
+    if strategy == "Local":
+        assert not said
+    else:
+        assert "the vectors of categories have 50,331,648 numbers" in said[0]
 
 
 def test_a_wide_table_is_not_compared_with_a_linear_model() -> None:
