@@ -40,6 +40,8 @@ from edl.sql_jobs.statements import (
     TrainStatement,
 )
 
+DEFAULT_ESTIMATOR = "default"
+"""After ``TO TRAIN``: the model that a statement without ``TO TRAIN`` has."""
 _CLAUSE_DIALECT = "mysql"
 """For the clauses: quotes of either kind are texts, and so is what is a quoted name elsewhere."""
 _QUOTED = (TokenType.STRING, TokenType.IDENTIFIER)
@@ -148,10 +150,9 @@ class _StatementParser:
         select, name = self._select(task), self._word(task + 1)
         clauses = self._clauses(task + 2)
         if name == "TRAIN":
-            place = clauses.place()
-            return replace(
-                clauses.parse_train(select, clauses.take_dotted("a model, such as dnn")), estimator_place=place
-            )
+            place, estimator = clauses.place(), clauses.take_dotted("a model, such as dnn")
+            wanted = None if estimator.lower() == DEFAULT_ESTIMATOR else estimator
+            return replace(clauses.parse_train(select, wanted), estimator_place=place)
         if name == "PREDICT":
             return clauses.parse_predict(select)
         return clauses.parse_evaluate(select) if name == "EVALUATE" else clauses.parse_explain(select)
@@ -209,7 +210,9 @@ class _StatementParser:
             if word == "LABEL" and number == len(self._tokens) - 2:
                 raise statement_error("INTO is missing: the model has no name", place, "end with INTO my_model")
             if number and (self._begins_settings(number) or (word == "COLUMN" and following in COLUMN_FUNCTIONS)):
-                raise statement_error(f"{word} belongs to TO TRAIN", place, f"write TO TRAIN dnn {word} …")
+                raise statement_error(
+                    f"{word} belongs to TO TRAIN", place, f"write TO TRAIN {DEFAULT_ESTIMATOR} {word} …"
+                )
 
     def _begins_settings(self, number: int) -> bool:
         """Whether there is ``WITH name=``, with dots in the name or without, which is no SQL."""

@@ -339,6 +339,13 @@ def test_classes_that_no_validation_row_has_are_named(jobs: FakeJobs) -> None:
         assert "none of these rows is 'seldom': the metrics say nothing of that" in lines
 
 
+def test_settings_of_the_default_model_leave_it_the_default(jobs: FakeJobs) -> None:
+    trained = run("SELECT * FROM people TO TRAIN default WITH train.class_weight=none LABEL rich INTO m")
+    assert isinstance(trained, TrainResult)
+    assert [job for job, _, _ in jobs.documents] == ["job.yaml", "linear.yaml", "refit.yaml"]
+    assert trained.model.choice
+
+
 @pytest.mark.parametrize(("setting", "is_weighted"), [("balanced", True), ("none", False), ("'none'", False)])
 def test_a_statement_says_whether_classes_are_weighted(jobs: FakeJobs, setting: str, is_weighted: bool) -> None:
     trained = run(f"SELECT * FROM people TO TRAIN dnn WITH train.class_weight={setting} LABEL rich INTO m")
