@@ -23,6 +23,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -166,11 +167,12 @@ ALL_TABLES: Mapping[str, Table] = {**TABLES, **UNSEEN}
 # Sides: each takes rows to train on and rows to predict, and returns predictions.
 
 
-def predict_edl(train: Any, test: Any) -> Any:
+def predict_edl(clauses: str, train: Any, test: Any) -> Any:
+    """What a model of ``SELECT * FROM train CLAUSES LABEL y INTO m`` predicts."""
     with closing(sqlite3.connect("fold.db")) as connection, connection:
         train.to_sql("train", connection, index=False)
         test.drop(columns="y").to_sql("test", connection, index=False)
-    statements = "SELECT * FROM train LABEL y INTO m; SELECT * FROM test TO PREDICT predicted.y USING m"
+    statements = f"SELECT * FROM train {clauses} LABEL y INTO m; SELECT * FROM test TO PREDICT predicted.y USING m"
     return edl.sql(statements, "sqlite:///fold.db", models="models")["y"].to_numpy()
 
 
@@ -204,7 +206,7 @@ def predict_boosting(train: Any, test: Any) -> Any:
 
 
 SIDES: Mapping[str, Callable[[Any, Any], Any]] = {
-    "EDL": predict_edl,
+    "EDL": partial(predict_edl, ""),
     "linear": predict_linear,
     "boosting": predict_boosting,
 }
@@ -228,14 +230,16 @@ def score(truth: Any, guesses: Any, *, is_number: bool) -> float:
     return 1 - float(((truth - guesses) ** 2).sum() / ((truth - truth.mean()) ** 2).sum())
 
 
-def cross_validate(names: Sequence[str], rounds: int, most_folds: int) -> dict[str, Any]:
+def cross_validate(
+    names: Sequence[str], rounds: int, most_folds: int, sides: Mapping[str, Callable[[Any, Any], Any]]
+) -> dict[str, Any]:
     """By table, the scores of each side by fold, in the same order. All tables have a round before the next one."""
     from sklearn.metrics import balanced_accuracy_score
     from sklearn.model_selection import KFold, StratifiedKFold
 
     frames = {name: ALL_TABLES[name].load() for name in names}
-    scores: dict[str, dict[str, list[float]]] = {name: {side: [] for side in SIDES} for name in names}
-    recalls: dict[str, dict[str, list[float]]] = {name: {side: [] for side in SIDES} for name in names}
+    scores: dict[str, dict[str, list[float]]] = {name: {side: [] for side in sides} for name in names}
+    recalls: dict[str, dict[str, list[float]]] = {name: {side: [] for side in sides} for name in names}
     for number in range(rounds):
         for name, frame in frames.items():
             is_number = ALL_TABLES[name].is_number
@@ -243,7 +247,7 @@ def cross_validate(names: Sequence[str], rounds: int, most_folds: int) -> dict[s
             folds = kind(FOLDS, shuffle=True, random_state=number).split(frame, frame["y"])
             for train, test in islice(folds, most_folds):
                 parts = [frame.iloc[rows].reset_index(drop=True) for rows in (train, test)]
-                for side, predict in SIDES.items():
+                for side, predict in sides.items():
                     with empty_folder():
                         guesses = predict(*parts)
                     truth = parts[1]["y"].to_numpy()
@@ -279,7 +283,8 @@ def measure(given: argparse.Namespace) -> ScriptResult:
     # Threads that spin while they wait for each other need minutes for a small table on a busy machine.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     fork_jobs()
-    found = cross_validate(names, given.rounds, given.folds)
+    sides = {**SIDES, "EDL": partial(predict_edl, given.clauses)}
+    found = cross_validate(names, given.rounds, given.folds, sides)
     return ScriptResult("sql_quality", figures(found), {"rounds": given.rounds, "folds": given.folds, "tables": found})
 
 
@@ -309,6 +314,7 @@ def figures(found: Mapping[str, Mapping[str, Any]]) -> tuple[BenchFigure, ...]:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tables", help=f"some of: {','.join(ALL_TABLES)}")
+    parser.add_argument("--clauses", default="", help="of EDL's statement, such as 'TO TRAIN default WITH ...'")
     parser.add_argument("--unseen", action="store_true", help="the ten tables on which no setting of EDL was chosen")
     parser.add_argument("--folds", type=int, default=FOLDS, help=f"of {FOLDS} that are measured, in each round")
 
