@@ -304,15 +304,25 @@ def _plan_classes(facts: ColumnFacts, kind: LabelKind, reason: str) -> LabelPlan
     return LabelPlan(facts, kind, reason, classes)
 
 
+def check_class_weight(wanted: Attribute) -> None:
+    """Refuse another value than ``balanced`` and ``none``.
+
+    Raises:
+        BadInputError: see above; names the place.
+    """
+    # Without quotes, none is read as NULL.
+    if wanted.value not in ("balanced", "none", None):
+        raise statement_error(f"{CLASS_WEIGHT} is balanced or none", wanted.place)
+
+
 def _weigh_classes(label: LabelPlan, wanted: Attribute | None) -> LabelPlan:
     """Give each class of a label with rare ones the same total weight, or do what a setting says.
 
     Raises:
         BadInputError: the setting is neither ``balanced`` nor ``none``, or the label is a number.
     """
-    # Without quotes, none is read as NULL.
-    if wanted is not None and wanted.value not in ("balanced", "none", None):
-        raise statement_error(f"{CLASS_WEIGHT} is balanced or none", wanted.place)
+    if wanted is not None:
+        check_class_weight(wanted)
     if label.kind is LabelKind.NUMBER:
         if wanted is not None:
             raise statement_error(f"{label.name} is a number and has no classes", wanted.place, "leave it out")

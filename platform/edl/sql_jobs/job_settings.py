@@ -18,7 +18,7 @@ from edl.api.job_spec import API_VERSION, JobSpec
 from edl.jobfile.document_tree import SpecError, build_tree
 from edl.jobfile.loader import read_job_tree
 from edl.jobfile.section_type import section_fields
-from edl.sql_jobs.column_plan import CLASS_WEIGHT, ColumnPlan, ColumnUse, LabelKind
+from edl.sql_jobs.column_plan import CLASS_WEIGHT, ColumnPlan, ColumnUse, LabelKind, check_class_weight
 from edl.sql_jobs.model_module import Optimizer
 from edl.sql_jobs.statement_parser import statement_error
 from edl.sql_jobs.statements import Attribute, AttributeValue, Select, TrainStatement
@@ -47,6 +47,12 @@ _SQLFLOW_NAMES = {
     "train.max_steps": "train.max_steps",
     "model.optimizer": "optimizer.name",
 }
+_WITHOUT_EFFECT = {
+    "train.verbose": "progress is always shown",
+    "validation.throttle_secs": "evaluations follow a number of steps",
+    "validation.start_delay_secs": "evaluations follow a number of steps",
+}
+"""Settings in SQLFlow's documentation that say nothing about the model, and why."""
 _SMALL_TABLE_ROWS = 10_000
 """From so many rows on, the weights that are expected are lost in what the rows say, and so are the validation rows."""
 _MOST_COMPARED_VALUES = 1_000_000
@@ -96,6 +102,7 @@ class TrainingSettings:
         refits: after the training that is measured, the model trains again on all rows.
         compares: a linear model is trained, too, and kept unless the network is clearly better.
         refit_reason: of a small table, why it does not refit.
+        without_effect: settings that only SQLFlow has, with the reason why they change nothing.
         strategy: of the job on this machine, unless ``fields`` has one.
         vector_numbers: in all vectors of categories.
     """
@@ -110,6 +117,7 @@ class TrainingSettings:
     refits: bool = False
     compares: bool = False
     refit_reason: str = ""
+    without_effect: Mapping[str, str] = field(default_factory=dict)
     strategy: str = "Local"
     vector_numbers: int = 0
 
@@ -183,6 +191,7 @@ def choose_settings(
         refits=no_refit is None,
         compares=no_refit is None and statement.estimator is None and rows * len(plan.used) <= _MOST_COMPARED_VALUES,
         refit_reason=(no_refit or "") if rows < _SMALL_TABLE_ROWS else "",
+        without_effect={name: why for name, why in _WITHOUT_EFFECT.items() if name in statement.attributes},
         strategy="ParameterServer" if vectors >= _LARGE_VECTORS and _STRATEGY not in given.fields else "Local",
         vector_numbers=vectors,
     )
@@ -251,8 +260,12 @@ def _take_attributes(statement: TrainStatement, estimator: str) -> _Given:
             share = _take_share(attribute)
         elif known == _VALIDATION_SELECT:
             _take_validation(attribute)
-        elif known in (METRICS_SETTING, _CLASSES_SETTING, KEY_SETTING, _REFIT, CLASS_WEIGHT) or (
-            module and known == ZOO_SETTING
+        elif known == CLASS_WEIGHT:
+            check_class_weight(attribute)
+        elif (
+            known in (METRICS_SETTING, _CLASSES_SETTING, KEY_SETTING, _REFIT)
+            or known in _WITHOUT_EFFECT
+            or (module and known == ZOO_SETTING)
         ):
             continue
         elif section == "model" and rest not in ("keras", "init_from"):
@@ -368,7 +381,7 @@ def job_fields(attributes: Mapping[str, Attribute]) -> dict[str, Any]:
         section, _, rest = known.partition(".")
         is_model = section == "model" and rest not in ("keras", "init_from")
         if (
-            known not in (_VALIDATION_SHARE, _REFIT, KEY_SETTING, CLASS_WEIGHT, "optimizer.name")
+            known not in (_VALIDATION_SHARE, _REFIT, KEY_SETTING, CLASS_WEIGHT, "optimizer.name", *_WITHOUT_EFFECT)
             and section != "optimizer"
             and not is_model
         ):

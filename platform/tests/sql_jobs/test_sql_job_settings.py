@@ -26,6 +26,7 @@ from edl.sql_jobs.job_settings import (
     choose_settings,
     dump_job,
     job_document,
+    job_fields,
     job_name,
 )
 from edl.sql_jobs.prepared_rows import PreparedRows
@@ -249,3 +250,22 @@ def test_a_cluster_does_not_train_again_and_refuses_the_wish() -> None:
     check_settings(plain, NOT_ON_A_CLUSTER)
     settings = choose_settings(plain, "dnn", "", make_plan(plain, 100), NOT_ON_A_CLUSTER)
     assert (settings.refits, settings.refit_reason) == (False, NOT_ON_A_CLUSTER)
+
+
+def test_settings_of_sqlflow_without_effect_are_named() -> None:
+    (statement,) = parse_statements(
+        "SELECT * FROM t TO TRAIN DNNClassifier WITH train.verbose=1, validation.throttle_secs=60 LABEL y INTO m"
+    )
+    assert isinstance(statement, TrainStatement)
+    settings = choose_settings(statement, "dnn", "", make_plan(statement, 500))
+    assert set(settings.without_effect) == {"train.verbose", "validation.throttle_secs"}
+    assert not settings.fields
+    assert job_fields(statement.attributes) == {}
+    check_settings(statement)
+
+
+def test_a_wrong_class_weight_is_refused_before_the_rows_are_read() -> None:
+    (statement,) = parse_statements("SELECT * FROM t TO TRAIN dnn WITH train.class_weight=rare LABEL y INTO m")
+    assert isinstance(statement, TrainStatement)
+    with pytest.raises(BadInputError, match="balanced or none"):
+        check_settings(statement)
