@@ -17,6 +17,7 @@ from typing import Any, TypeAlias, TypeGuard
 from edl.api.job_spec import API_VERSION, JobSpec
 from edl.jobfile.document_tree import SpecError, build_tree
 from edl.jobfile.loader import read_job_tree
+from edl.jobfile.scalar_types import AnyJsonType, MappingType, NullableType
 from edl.jobfile.section_type import section_fields
 from edl.sql_jobs.column_plan import CLASS_WEIGHT, ColumnPlan, ColumnUse, LabelKind, check_class_weight
 from edl.sql_jobs.model_module import Optimizer
@@ -508,14 +509,14 @@ def _check_field(written: str, name: str, attribute: Attribute) -> None:
 
 def _field_names(section: type, prefix: str = "") -> Any:
     for name, option in section_fields(section).items():
-        inner: Any = option.field_type
-        while hasattr(inner, "inner"):
-            inner = inner.inner
-        below = getattr(inner, "section", None) or getattr(getattr(inner, "wrapped", None), "section", None)
+        kind = option.field_type
+        if isinstance(kind, NullableType):
+            kind = kind.inner_type
+        below = getattr(kind, "section", None)
         if below is not None:
             yield from _field_names(below, f"{prefix}{name}.")
         yield f"{prefix}{name}"
-        if type(inner).__name__ in ("MappingType", "AnyJsonType"):
+        if isinstance(kind, MappingType | AnyJsonType):
             yield f"{prefix}{name}.*"
 
 
