@@ -283,7 +283,7 @@ def measure(given: argparse.Namespace) -> ScriptResult:
     # Threads that spin while they wait for each other need minutes for a small table on a busy machine.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     fork_jobs()
-    sides = {**SIDES, "EDL": partial(predict_edl, given.clauses)}
+    sides: dict[str, Callable[[Any, Any], Any]] = {**SIDES, "EDL": partial(predict_edl, given.clauses)}
     found = cross_validate(names, given.rounds, given.folds, sides)
     return ScriptResult("sql_quality", figures(found), {"rounds": given.rounds, "folds": given.folds, "tables": found})
 
