@@ -8,7 +8,7 @@ What has no place in this is refused by name: a second update in the step, or a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -106,15 +106,19 @@ class CustomTrainStep:
         model: the user's model.
         optimizer: becomes ``model.optimizer``.
         trained: the trained variables, in the order of the gradients.
-        may_change: further variables that a step may write: statistics and the states of random generators.
+        statistics: variables that a step may write before its update.
+        seed_states: the states of random generators, which it may write anywhere.
     """
 
-    def __init__(self, model: Any, optimizer: Any, trained: Sequence[Any], may_change: Iterable[Any]) -> None:
+    def __init__(
+        self, model: Any, optimizer: Any, trained: Sequence[Any], statistics: Iterable[Any], seed_states: Iterable[Any]
+    ) -> None:
         restore_compile(model)
         self._model = model
         self._optimizer = optimizer
         self._trained = trained
-        self._may_change = tuple(may_change)
+        self._statistics = tuple(statistics)
+        self._seed_states = tuple(seed_states)
         model.optimizer = optimizer
 
     def compute(self, features: Any, labels: Any, weights: Any) -> StepGradients:
@@ -123,7 +127,11 @@ class CustomTrainStep:
         Raises:
             BadInputError: the step does what EDL cannot train; the error names it.
         """
-        captured = _CapturingOptimizer(self._optimizer)
+        for metric in self._model.metrics:
+            # So a returned metric is that of this minibatch, and one that was not finite leaves no trace.
+            metric.reset_state()
+        graph = tf.compat.v1.get_default_graph()
+        captured = _CapturingOptimizer(self._optimizer, graph)
         self._model.optimizer = captured
         try:
             with capture_losses(self._model) as losses:
@@ -131,7 +139,7 @@ class CustomTrainStep:
         finally:
             self._model.optimizer = self._optimizer
         gradients = self._sort_gradients(captured.updates)
-        self._refuse_writes(tf.compat.v1.get_default_graph())
+        self._refuse_writes(graph, set(graph.get_operations()[captured.operations :]))
         loss = losses[-1].loss if losses else logs.get("loss") if isinstance(logs, Mapping) else None
         if loss is None:
             raise missing_loss_error(self._model)
@@ -171,12 +179,23 @@ class CustomTrainStep:
             gradients[at] = gradient
         return gradients
 
-    def _refuse_writes(self, graph: Any) -> None:
-        """Refuse a step that writes other variables than those that may change and its own metrics."""
-        allowed = {id(v.value.handle) for v in (*self._may_change, *self._model.metrics_variables)}
+    def _refuse_writes(self, graph: Any, after_update: Container[Any]) -> None:
+        """Refuse a step that writes other variables than those that may change and its own metrics.
+
+        Args:
+            graph: that of the step.
+            after_update: its operations behind ``apply``. They see the variables before the update, so of theirs only
+                metrics and the states of random generators may change.
+        """
+        allowed = {id(v.value.handle) for v in (*self._seed_states, *self._model.metrics_variables)}
+        statistics = {id(v.value.handle) for v in self._statistics}
         named = {id(v.value.handle): v.path for v in (*self._model.variables, *self._optimizer.variables)}
         for operation, written in find_written_variables(graph):
-            if written not in allowed:
+            if written in statistics and operation in after_update:
+                raise train_step_error(
+                    self._model, f"changes the variable '{named.get(written)}' after its update", CALL_BEFORE
+                )
+            if written not in allowed | statistics:
                 raise train_step_error(
                     self._model,
                     describe_write(operation, named.get(written)),
@@ -184,6 +203,8 @@ class CustomTrainStep:
                 )
 
 
+CALL_BEFORE = "call the layers before it, or with training=False"
+"""What to do about a layer that changes a variable behind the update."""
 WRITE_REMEDY = (
     "let an optimizer of the model change variables, with apply() or apply_gradients(): EDL calls it after the step, "
     "which sees the variables before the update; and an average that a step keeps would differ between workers"
@@ -198,11 +219,22 @@ def describe_write(operation: Any, variable: str | None) -> str:
 
 
 class _CapturingOptimizer:
-    """Keeps what is applied; everything else is the optimizer's."""
+    """Keeps what is applied; everything else is the optimizer's.
 
-    def __init__(self, optimizer: Any) -> None:
+    Attributes:
+        updates: gradients with variables.
+        operations: how many operations the graph had at the last update.
+    """
+
+    def __init__(self, optimizer: Any, graph: Any) -> None:
         self._optimizer = optimizer
+        self._graph = graph
         self.updates: list[list[tuple[Any, Any]]] = []
+        self.operations = 0
+
+    def _keep(self, pairs: list[tuple[Any, Any]]) -> None:
+        self.updates.append(pairs)
+        self.operations = len(self._graph.get_operations())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._optimizer, name)
@@ -210,9 +242,8 @@ class _CapturingOptimizer:
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
         """Keep the gradients; without variables they are those with which the optimizer was built."""
         variables = self._optimizer._trainable_variables if trainable_variables is None else trainable_variables
-        self.updates.append(list(zip(grads, variables, strict=True)))
+        self._keep(list(zip(grads, variables, strict=True)))
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Any:
-        pairs = list(grads_and_vars)
-        self.updates.append(pairs)
+        self._keep(list(grads_and_vars))
         return self._optimizer.iterations

@@ -92,19 +92,8 @@ class ModelReplica(ReplicaState):
         max_dense_gradient: int = MAX_DENSE_GRADIENT,
     ) -> None:
         super().__init__(module, seed=seed, rank_seed=rank_seed, sample=sample)
-        statistics = tuple(v for v in self._find_changed_variables(sample) if not is_seed_state(v))
-        self._statistics = statistics
-        self._custom_step: CustomTrainStep | None = None
-        if has_own_train_step(self.model):
-            may_change = (*statistics, *self._seed_states)
-            self._custom_step = CustomTrainStep(self.model, self.optimizer, self._trained, may_change)
-        self._update = self._make_update(self.optimizer, self._trained, statistics, max_dense_gradient)
-        self.buffers: tuple[Array, ...] = self._update.buffers
-        """What is summed over all ranks: one-dimensional, one for each float type of variables; the only rank has none.
-        """
-        self.gradient_counts = self._update.gradient_counts
-        """Of each buffer, the elements at its beginning that are gradients."""
-        self.skips_infinite_gradients = self._update.skips_infinite_gradients
+        self._max_dense_gradient = max_dense_gradient
+        self._use_statistics(v for v in self._find_changed_variables(sample) if not is_seed_state(v))
         self._reduction: LossReduction | None = None
         if not self._is_only_rank:
             self._reduction = self._objective.declared_reduction
@@ -113,6 +102,28 @@ class ModelReplica(ReplicaState):
         self._kept: _KeptAddend | None = None
         self._compute_by_reduction: dict[LossReduction | None, TracedFunction] = {}
         self._seed_randomness(seed, rank_seed)
+
+    def _use_statistics(self, statistics: Iterable[Any]) -> None:
+        """Prepare for steps that change these variables besides the trained ones."""
+        self._statistics = tuple(statistics)
+        self._custom_step: CustomTrainStep | None = None
+        if has_own_train_step(self.model):
+            self._custom_step = CustomTrainStep(
+                self.model, self.optimizer, self._trained, self._statistics, self._seed_states
+            )
+        self._update = self._make_update(self.optimizer, self._trained, self._statistics, self._max_dense_gradient)
+        self.buffers: tuple[Array, ...] = self._update.buffers
+        """What is summed over all ranks: one-dimensional, one for each float type of variables; the only rank has none.
+        """
+        self.gradient_counts = self._update.gradient_counts
+        """Of each buffer, the elements at its beginning that are gradients."""
+        self.skips_infinite_gradients = self._update.skips_infinite_gradients
+
+    def add_statistics(self, changed: Iterable[Any]) -> None:
+        """Add variables that ``train_step`` changes and a call of the model does not; before the first step."""
+        known = {id(variable) for variable in self._statistics}
+        if further := [variable for variable in changed if id(variable) not in known]:
+            self._use_statistics((*self._statistics, *further))
 
     @property
     def has_statistics(self) -> bool:
@@ -136,6 +147,8 @@ class ModelReplica(ReplicaState):
             UserCodeError: the model or the loss raised an exception.
         """
         self._kept = None
+        if not self._compute_by_reduction:
+            self._refuse_other_trained()
         with (
             user_code(self.module.zoo, "the model or its loss", function=self.module.loss),
             explain_dense_id_errors(self.model),
@@ -217,6 +230,19 @@ class ModelReplica(ReplicaState):
         return [[v.path for v in variables] for variables in (self._trained, self._statistics)]
 
     # ------------------------------------------------------------------ traced functions
+
+    def _refuse_other_trained(self) -> None:
+        """Refuse what a callback did before the first step: ``fit`` makes the optimizer after it, EDL before."""
+        trained = {id(variable) for variable in self._trained}
+        now = {id(variable) for variable in self.model.trainable_variables}
+        for variable in self.model.variables:
+            if (id(variable) in trained) != (id(variable) in now):
+                raise BadInputError(
+                    f"`trainable` of the variable '{variable.path}' was changed after the model was built, by a "
+                    "callback: its optimizer is made already",
+                    where=MODEL_LOCATION,
+                    hint="set trainable in custom_model()",
+                )
 
     def _refuse_summed_loss(self, features: Any, labels: Any, weights: Any) -> None:
         """Refuse a ``train_step`` whose ``compute_loss`` gives a sum; until a minibatch can tell, it is a mean."""

@@ -331,8 +331,10 @@ def build_replica(
         return replica
     with user_code(module.zoo, "train_step()"):
         tracer = UpdateTracer(replica.model, replica.optimizer, is_only_rank=rank_seed is None)
-        if tracer.makes_one_update(replica.pack_data(*first)):
-            return replica
+        changed = tracer.find_only_update(replica.pack_data(*first))
+    if changed is not None:
+        replica.add_statistics(changed)
+        return replica
     return SeveralUpdatesReplica(
         module,
         seed=seed,

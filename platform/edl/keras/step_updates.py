@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from edl.keras.compiled_model import restore_compile
 from edl.keras.custom_train_step import (
+    CALL_BEFORE,
     WRITE_REMEDY,
     capture_losses,
     combination_error,
@@ -92,11 +93,15 @@ class UpdateTracer:
         self._optimizers = _find_optimizers(model)
         self._variables = {id(v): v for v in model.variables} | {id(v.value): v for v in model.variables}
 
-    def makes_one_update(self, data: Any) -> bool:
-        """Whether a step makes no other update than one with ``self.optimizer``; nothing is run.
+    def find_only_update(self, data: Any) -> tuple[Any, ...] | None:
+        """What a step changes that makes no other update than one with ``self.optimizer``; nothing is run.
 
         Args:
             data: what ``train_step`` gets; only types and shapes count.
+
+        Returns:
+            The variables of layers that the step changes, such as the statistics of layers that ``call`` leaves out;
+            None: it makes other updates.
         """
         names: list[str] = []
 
@@ -105,8 +110,18 @@ class UpdateTracer:
             names.clear()
             self._call(given, lambda name, optimizer, pairs: names.append(name))
 
-        tf.function(trace, autograph=False).get_concrete_function(tf.nest.map_structure(spec_for_any_count, data))
-        return names in ([], [OWN_OPTIMIZER])
+        function = tf.function(trace, autograph=False)
+        graph = function.get_concrete_function(tf.nest.map_structure(spec_for_any_count, data)).graph
+        if names not in ([], [OWN_OPTIMIZER]):
+            return None
+        written = {handle for _, handle in find_written_variables(graph)}
+        return tuple(
+            variable
+            for variable in self._layer_variables()
+            if id(variable.value.handle) in written
+            and not is_seed_state(variable)
+            and (self._is_only_rank or variable.dtype in FLOAT_TYPES)
+        )
 
     def find_updates(self, data: Any) -> tuple[StepUpdate, ...]:
         """Find the updates of a step; nothing is run.
@@ -136,7 +151,7 @@ class UpdateTracer:
             raise train_step_error(
                 self._model,
                 f"changes the variable '{written[-1][0].path}' after its last update",
-                "call the layers before it",
+                CALL_BEFORE,
             )
         return tuple(
             StepUpdate(each.name, each.optimizer, each.trained, changed)
@@ -234,7 +249,7 @@ class UpdateTracer:
             BadInputError: one of them belongs to no layer, or is no float.
         """
         model = self._model
-        own = {id(v) for layer in model._flatten_layers(include_self=False) for v in layer._non_trainable_variables}
+        own = {id(variable) for variable in self._layer_variables()}
         ignored = {id(v.value.handle) for v in model.metrics_variables}
         ignored |= {id(v.value.handle) for v in model.variables if is_seed_state(v)}
         named = {id(v.value.handle): v for v in model.variables}
@@ -258,6 +273,11 @@ class UpdateTracer:
                 )
             found[handle] = variable
         return tuple(found.values())
+
+    def _layer_variables(self) -> list[Any]:
+        """The variables of layers that no optimizer changes, without those of the model itself, each once."""
+        layers = self._model._flatten_layers(include_self=False)
+        return list({id(v): v for layer in layers for v in layer._non_trainable_variables}.values())
 
     def _refuse_nested(self, segments: SegmentTrace) -> None:
         if not segments.is_current:

@@ -18,6 +18,7 @@ from edl.api.errors import BadInputError  # noqa: E402
 from edl.api.job_spec import ModelSpec  # noqa: E402
 from edl.keras.model_contract import load_model_module  # noqa: E402
 from edl.keras.replica import ModelReplica  # noqa: E402
+from edl.keras.several_updates import build_replica  # noqa: E402
 
 SOURCE = """
 import keras, tensorflow as tf
@@ -128,6 +129,72 @@ def test_ranks_train_as_keras_does_with_the_union(
     assert int(ranks[0].optimizer.iterations) == 6
 
 
+TRACKED = """
+x, y = data
+with tf.GradientTape() as tape:
+    loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
+self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+self.seen.update_state(loss)
+return {"loss": self.seen.result()}
+"""
+
+
+def test_a_loss_that_a_metric_returns_is_that_of_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise one that is not finite would stay in the metric, and no step after it would be applied."""
+    seen = "self.seen = keras.metrics.Mean(name='loss')"
+    monkeypatch.setitem(globals(), "SOURCE", SOURCE.replace("self.steps =", f"{seen}\n        self.steps ="))
+    (rank,) = make_ranks(tmp_path, TRACKED)
+    x, y = make_data(8)
+    before = rank.take_step(x, y)
+    assert not rank.take_step(x, y * np.nan).finite
+    after = [rank.take_step(x, y) for _ in range(2)]
+    assert all(step.finite for step in after)
+    assert after[1].loss < after[0].loss < before.loss
+    fresh = make_ranks(tmp_path, TRACKED)[0]
+    assert [fresh.take_step(x, y).loss for _ in range(3)] == [before.loss, *(step.loss for step in after)]
+
+
+PROJECTED = """
+x, y, *_ = data
+with tf.GradientTape() as tape:
+    one, other = (self.projected(self.hidden(each), training=True) for each in (x, x + 0.1))
+    loss = tf.reduce_mean(tf.square(one - other)) + tf.reduce_mean(tf.square(self(x, training=True) - one - y))
+self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+return {"loss": loss}
+"""
+
+
+def test_layers_that_only_the_step_calls_have_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contrastive models have a projection that ``call`` leaves out."""
+    layer = "self.projected = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization(momentum=0.5)])"
+    source = SOURCE.replace("self.steps =", f"{layer}\n        self.steps =")
+    monkeypatch.setitem(globals(), "SOURCE", source)
+    write(tmp_path, PROJECTED)
+    x, y = make_data(12)
+    choice = ModelSpec(zoo=str(tmp_path), definition="own.custom_model", params={})
+    module = load_model_module(choice, may_have_train_step=True)
+    built = [build_replica(module, seed=4, rank_seed=rank, sample=x, first=(x, y, None)) for rank in (None, 0, 1)]
+    ranks = [each for each in built if isinstance(each, ModelReplica)]
+    assert len(ranks) == len(built)
+    scope: dict[str, Any] = {}
+    exec((tmp_path / "own.py").read_text(), scope)
+    plain = scope["custom_model"]()
+    plain.set_weights(ranks[0].model.get_weights())
+    plain.run_eagerly = True
+    old = ranks[0].state_arrays()
+    assert not ranks[0].take_step(x, y * np.nan).finite
+    for name, values in ranks[0].state_arrays().items():
+        np.testing.assert_array_equal(values, old[name], err_msg=name)
+    for _ in range(3):
+        ranks[0].take_step(x, y)
+        # The same records on both: their means are those of the union.
+        train_together(ranks[1:], np.concatenate([x, x]), np.concatenate([y, y]))
+        plain.train_on_batch(x, y)
+    for rank in ranks:
+        for mine, theirs in zip(rank.model.get_weights(), plain.get_weights(), strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=2e-4, atol=2e-5)
+
+
 LOOK_UP = """
 words = tf.where(x[:, :1] > 0, "up", "down")
 found = tf.cast(self.lookup(words), tf.float32) + tf.map_fn(
@@ -181,6 +248,7 @@ MORE = "\n".join((APPLY_GRADIENTS, "{}"))
         (MORE.format(APPLY_GRADIENTS), "applies 2 updates"),
         (MORE.format("self.steps.assign_add(1.0)"), "steps"),
         (MORE.format("self.head.kernel.assign(self.head.kernel * 0.9)"), "kernel"),
+        (MORE.format("self(x, training=True)"), "moving_mean' after its update"),
         ("self.other.apply(gradients, self.trainable_variables)", "does not apply gradients"),
         (MORE.format("self.other.apply(gradients, self.trainable_variables)"), "kernel|learning_rate|iteration"),
         ("self.optimizer.apply_gradients([(gradients[0], self.steps)])", "steps"),

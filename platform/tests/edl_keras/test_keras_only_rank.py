@@ -118,6 +118,15 @@ def test_what_several_ranks_cannot_combine_one_rank_trains(tmp_path: Path, case:
     assert len({step.loss for step in losses}) == 3
 
 
+def test_layers_that_a_callback_froze_before_the_first_step_are_refused_by_name(tmp_path: Path) -> None:
+    """``fit`` would not train them, because it makes the optimizer after ``on_train_begin``."""
+    write_model(tmp_path, {})
+    only = build(tmp_path, "own", DATA)
+    only.model.layers[1].trainable = False
+    with pytest.raises(BadInputError, match="`trainable` of the variable 'dense"):
+        only.take_step(*DATA)
+
+
 @pytest.mark.repetition
 def test_an_integer_that_the_forward_pass_changes_is_in_checkpoints(tmp_path: Path) -> None:
     write_model(tmp_path, CASES["an integer"])
