@@ -190,6 +190,19 @@ def refuse_metrics_in_layers(model: Any, where: str = "the model") -> None:
             )
 
 
+def find_carried_states(model: Any) -> Iterator[Any]:
+    """The variables in which stateful layers keep what the next minibatch begins with, each once."""
+    import keras
+
+    known = {id(variable) for variable in model.variables}
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.RNN) and layer.stateful:
+            for variable in keras.tree.flatten(layer.states):
+                if variable is not None and id(variable) not in known:
+                    known.add(id(variable))
+                    yield variable
+
+
 def refuse_stateful_layers(model: Any) -> None:
     """Refuse stateful layers: the next minibatch may be trained by another worker.
 

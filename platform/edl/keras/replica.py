@@ -275,7 +275,8 @@ class ModelReplica(ReplicaState):
             forward = tf.function(self._forward_graph, autograph=False)
             graph = forward.get_concrete_function(sample if exact else derive_feature_spec(self.model, sample)).graph
         written = {handle for _, handle in find_written_variables(graph)}
-        changed = [variable for variable in self.model.variables if id(variable.value.handle) in written]
+        variables = (*self.model.variables, *self._carried)
+        changed = [variable for variable in variables if id(variable.value.handle) in written]
         if self._is_only_rank:
             return changed
         _refuse_foreign_writes(graph, self.model.variables, "the model", assigned_handles(self.model))

@@ -16,7 +16,7 @@ from edl.api.errors import BadInputError
 from edl.core.state_agreement import CODE_PREFIX
 from edl.keras.evaluated_copy import CopiedValues, copy_values
 from edl.keras.model_building import is_seed_state, seed_worker_randomness
-from edl.keras.model_contract import ModelModule, refuse_stateful_layers
+from edl.keras.model_contract import ModelModule, find_carried_states, refuse_stateful_layers
 from edl.keras.model_loss import LossReduction, updating_optimizers
 from edl.keras.out_of_range_ids import MODEL_LOCATION
 from edl.keras.replica_update import ReplicaUpdate
@@ -71,6 +71,9 @@ class ReplicaState(TrainableModel):
             _refuse_synchronized_layers(self.model)
             if not self._trained:
                 raise BadInputError("the model has no trained variable")
+        # Keras leaves them out of ``model.variables``.
+        self._carried = tuple(find_carried_states(self.model)) if self._is_only_rank else ()
+        """The states that stateful layers hand on to the next minibatch."""
         self._known_variables = {id(variable) for variable in self.model.variables}
         self._seed_states = tuple(v for v in self.model.variables if is_seed_state(v))
         self._old_seed_states: Sequence[Any] = ()
@@ -269,8 +272,8 @@ class ReplicaState(TrainableModel):
         return [(variable, read_value(variable)) for _, variable in self._state_variables()]
 
     def _state_variables(self) -> list[tuple[str, Any]]:
-        named = self.named_variables()
-        return [(name, variable) for name, variable in named if self._is_only_rank or not is_seed_state(variable)]
+        named = [each for each in self.named_variables() if self._is_only_rank or not is_seed_state(each[1])]
+        return [*named, *((f"carried/{number}", variable) for number, variable in enumerate(self._carried))]
 
     def _packed_size(self) -> int:
         return packed_size(byte_size(variable) for _, variable in self._state_variables())

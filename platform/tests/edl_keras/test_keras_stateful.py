@@ -91,3 +91,16 @@ def test_local_hands_the_state_on_as_keras_does(tmp_path: Path) -> None:
     for found, expected in states:
         assert np.abs(found).max() > 0
         np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_the_state_is_in_checkpoints_and_a_step_that_is_not_finite_leaves_it(tmp_path: Path) -> None:
+    user = module(tmp_path)
+    whole, parted = (LocalModel(user, seed=2, sample=FEATURES[0]) for _ in range(2))
+    whole.train(FEATURES[0], LABELS[0], keep_if_not_finite=True)
+    saved = whole.arrays()
+    assert not whole.train(FEATURES[1] * np.nan, LABELS[1], keep_if_not_finite=True)[1]
+    np.testing.assert_equal(whole.arrays(), saved)
+    parted.restore(saved)
+    losses = [each.train(FEATURES[1], LABELS[1], keep_if_not_finite=True)[0] for each in (whole, parted)]
+    assert np.isfinite(losses[0])
+    assert losses[0] == losses[1]
