@@ -191,6 +191,9 @@ class _ShardArrays:
         shard = cls(header.path, _ShardDeclaration.from_header(header))
         for array in header.arrays.values():
             shard._add_array(array)
+        # Of a model with several optimizers: slot/<attribute>/<n>, which are slots of no variable.
+        for name in [each for each in shard.slots if each not in shard.dense and each.rpartition("/")[2].isdigit()]:
+            shard.others.extend(shard.slots.pop(name).values())
         return shard
 
     def _add_array(self, array: StoredArray) -> None:
