@@ -459,10 +459,12 @@ def test_names_become_those_that_tensorflow_takes(column: str, name: str) -> Non
     assert plain_name(column) == name
 
 
-def test_columns_that_differ_in_upper_case_alone_become_two_inputs(tmp_path: Path) -> None:
-    columns = pa.table({"Age": [1.0, 2.0, 3.0, 4.0] * 10, "age": [4.0, 2.0, 1.0, 3.0] * 10, "y": ["no", "yes"] * 20})
+@pytest.mark.parametrize("names", [("Age", "age"), ("age", "Age")])
+def test_columns_that_differ_in_upper_case_alone_become_two_inputs(names: tuple[str, str], tmp_path: Path) -> None:
+    numbers = [1.0, 2.0, 3.0, 4.0] * 10
+    columns = pa.table({names[0]: numbers, names[1]: numbers[::-1], "y": ["no", "yes"] * 20})
     pq.write_table(columns, tmp_path / "rows.parquet")
     (statement,) = parse_statements("SELECT * FROM t LABEL y INTO m")
     assert isinstance(statement, TrainStatement)
     inputs = choose_inputs(plan_columns(collect_facts([tmp_path / "rows.parquet"], "y"), statement.label))
-    assert [each.name for each in inputs.inputs] == ["Age", "age_2"]
+    assert [each.name for each in inputs.inputs] == [names[0], f"{names[1]}_2"]
