@@ -257,8 +257,10 @@ def test_settings_of_sqlflow_without_effect_are_named() -> None:
         "SELECT * FROM t TO TRAIN DNNClassifier WITH train.verbose=1, validation.throttle_secs=60 LABEL y INTO m"
     )
     assert isinstance(statement, TrainStatement)
-    settings = choose_settings(statement, "dnn", "", make_plan(statement, 500))
-    assert set(settings.without_effect) == {"train.verbose", "validation.throttle_secs"}
+    plan = make_plan(statement, 500)
+    settings = choose_settings(statement, "dnn", "", plan)
+    said = [line for line in plan_lines(plan, settings, PreparedRows(400, 100)) if "has no effect" in line]
+    assert [line.split()[0] for line in said] == ["train.verbose", "validation.throttle_secs"]
     assert not settings.fields
     assert job_fields(statement.attributes) == {}
     check_settings(statement)
