@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 from support import fork_server
-from support.job_folder import MODEL_ZOO, DigitsData, JobFolder, covers, predictions, write_module
+from support.job_folder import DigitsData, JobFolder, covers, predictions, write_module
 from support.job_process import STARTED
 
 from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, PodPhase, PodStatus, Role, WatchSynced
@@ -37,25 +37,36 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="uses all of 127.0.0.0/8, and /proc"),
 ]
 
-RECORDS, EPOCHS = 640, 2
+RECORDS, EPOCHS, FREELY = 640, 2, 160
+LOST = "a-worker-is-lost"
 TOKEN = "the-token-of-a-job"
-SLOW_EVALUATION = """
+WAITS_FOR_LOSS = """
+import time
+from itertools import count
+from pathlib import Path
+
 import tensorflow as tf
 from model_zoo.mnist.mnist_functional_api import custom_model, loss, optimizer, eval_metrics_fn
 from model_zoo.mnist.records import feed as quick
 
-def pause(image):
-    import time
-    time.sleep(0.004)
+
+read = count()
+
+
+def wait(image):
+    while next(read) >= FREELY and not Path(LOST).exists():
+        time.sleep(0.01)
     return image
 
+
 def feed(dataset, mode, metadata):
-    def paused(image, *label):
-        late = tf.ensure_shape(tf.numpy_function(pause, [image], tf.float32), [784])
+    def gated(image, *label):
+        late = tf.ensure_shape(tf.numpy_function(wait, [image], tf.float32), [784])
         return (late, *label) if label else late
 
-    return quick(dataset, mode, metadata).map(paused)
+    return quick(dataset, mode, metadata).map(gated)
 """
+"""A module whose records, beyond the first ``FREELY`` of a process, wait until a worker was killed (a file says so)."""
 
 
 Process = subprocess.Popen[str] | fork_server.Popen
@@ -148,15 +159,12 @@ class LoopbackPods:
 def job_folder(tmp_path_factory: pytest.TempPathFactory) -> JobFolder:
     folder = tmp_path_factory.mktemp("pods")
     records = DigitsData.write(folder / "train.recordio", RECORDS, seed=1)
+    zoo = write_module(folder, "gated", WAITS_FOR_LOSS, {"FREELY": FREELY, "LOST": str(folder / "pods" / LOST)})
     return JobFolder.make(
         folder,
         "digits",
-        "mnist.mnist_functional_api.custom_model",
-        model={
-            "zoo": str(MODEL_ZOO),
-            "definition": "mnist.mnist_functional_api.custom_model",
-            "params": {"filters": 2},
-        },
+        "gated.custom_model",
+        model={"zoo": str(zoo), "definition": "gated.custom_model", "params": {"filters": 2}},
         data={"training": str(records.file), "validation": str(records.file)},
         train={"epochs": EPOCHS, "minibatch_size": 16, "minibatches_per_task": 4},
         checkpoint={"every_steps": 40},
@@ -189,9 +197,11 @@ def serve_pods(
     variables = given | prepare_role("master", str(job_folder.file), given)
     identity = ProcessIdentity.from_environment(variables)
     pods = LoopbackPods(job_folder.file, folder, variables["EDL_RUN_DIR"], identity.master_address)
-    killing = threading.Thread(target=kill_worker, args=(pods, Path(variables["EDL_RUN_DIR"]), kills))
+    killing = threading.Thread(target=kill_worker, args=(pods, Path(variables["EDL_RUN_DIR"]), kills, folder / LOST))
     if kills:
         killing.start()
+    else:
+        (folder / LOST).touch()
     try:
         code = serve_job(
             identity, load_job_file(identity.run_dir / "spec.json"), LocalMasterBackend(pods), threading.Event()
@@ -237,7 +247,7 @@ def test_pods_evaluate_and_predict_with_the_run_of_another_job(
     assert code == 0
     expected = read_json(trained / "summary.json")["metrics"]
 
-    evaluation = stored_model_job(job_folder, "evaluate", "validation", "digits")
+    evaluation = stored_model_job(job_folder, "evaluate", "validation", "digits", folder / "evaluated")
     code, run, pods = serve_pods(evaluation, folder / "evaluated", uid="uid-2", kills="evaluating")
     summary = read_json(run / "summary.json")
     assert read_json(run / "status.json")["phase"] == "Done", read_json(run / "status.json")["reason"]
@@ -247,24 +257,23 @@ def test_pods_evaluate_and_predict_with_the_run_of_another_job(
     assert read_json(run / "metrics.json")["metrics"] == summary["metrics"]
     assert {pod.role for pod in pods.seen.values()} == {Role.WORKER}
 
-    prediction = stored_model_job(job_folder, "predict", "prediction", str(trained))
+    prediction = stored_model_job(job_folder, "predict", "prediction", str(trained), folder / "predicted")
     code, run, _ = serve_pods(prediction, folder / "predicted", uid="uid-3")
     outputs, ranges = predictions(run / "predictions")
     assert (code, len(outputs)) == (0, RECORDS)
     assert covers(ranges, RECORDS)
 
-    code, run, _ = serve_pods(
-        stored_model_job(job_folder, "evaluate", "validation", "digits/nobody"), folder / "refused", uid="uid-4"
-    )
+    unknown = stored_model_job(job_folder, "evaluate", "validation", "digits/nobody", folder / "refused")
+    code, run, _ = serve_pods(unknown, folder / "refused", uid="uid-4")
     assert read_json(run / "status.json")["phase"] == "Failed"
     assert "nobody" in read_json(run / "failure.json")["reason"]
 
 
-def stored_model_job(trained: JobFolder, task: str, data_set: str, weights: str) -> JobFolder:
-    """A job that works with the weights of another one, on the same records."""
+def stored_model_job(trained: JobFolder, task: str, data_set: str, weights: str, pods: Path) -> JobFolder:
+    """A job that works with the weights of another one, on the same records; its pods are in the folder ``pods``."""
     folder = trained.folder / f"job-{task}"
-    zoo = write_module(folder, "slow", SLOW_EVALUATION)
-    model = {**trained.spec["model"], "zoo": str(zoo), "definition": "slow.custom_model", "weights": weights}
+    zoo = write_module(folder, "gated", WAITS_FOR_LOSS, {"FREELY": FREELY, "LOST": str(pods / LOST)})
+    model = {**trained.spec["model"], "zoo": str(zoo), "weights": weights}
     fields = {name: trained.spec[name] for name in ("train", "workers")}
     name = f"{task}-it"
     data = {data_set: trained.spec["data"]["training"]}
@@ -273,14 +282,15 @@ def stored_model_job(trained: JobFolder, task: str, data_set: str, weights: str)
     )
 
 
-def kill_worker(pods: LoopbackPods, run: Path, doing: str) -> None:
-    """Kill a worker in this state, once some steps or records are done."""
+def kill_worker(pods: LoopbackPods, run: Path, doing: str, lost: Path) -> None:
+    """Kill a worker in this state, once some steps or records are done; then make the file ``lost``."""
     status: dict[str, Any] = {}
     waiting = threading.Event()
     while status.get("phase") not in ("Done", "Failed"):
         busy = [worker["uid"] for worker in status.get("workers", ()) if worker["state"] == doing]
         if busy and (status["step"] >= 5 or (doing != "training" and status["records_done"])):
             pods.kill_role(busy[0])
+            lost.touch()
             return
         waiting.wait(0.02)
         if (run / "status.json").exists():
