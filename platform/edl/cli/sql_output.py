@@ -11,7 +11,7 @@ from typing import Any, Self
 from edl.reporting.terminal_text import to_single_line
 from edl.reporting.text_table import StatusLine, align_columns
 from edl.sql_jobs.column_plan import ColumnPlan, ColumnUse, LabelKind, list_names
-from edl.sql_jobs.job_settings import ESTIMATORS, TrainingSettings
+from edl.sql_jobs.estimators import ESTIMATORS
 from edl.sql_jobs.later_trainings import CLEAR_GAIN, REFIT_JOB_FILE
 from edl.sql_jobs.model_registry import ModelDescription, describe_model
 from edl.sql_jobs.permutation_importance import SCORES
@@ -30,6 +30,7 @@ from edl.sql_jobs.statement_runner import (
     ShowTrainResult,
     TrainResult,
 )
+from edl.sql_jobs.training_settings import TrainingSettings
 
 STREAM_TEXTS = {
     STREAM_SNAPSHOT: "snapshot: the rows stayed in the database, and were read in one state of it",

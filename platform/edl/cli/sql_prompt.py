@@ -15,7 +15,7 @@ from sqlglot.tokenizer_core import TokenType
 
 from edl.api.errors import BadInputError, EdlError
 from edl.sql_jobs.database_names import DatabaseNames
-from edl.sql_jobs.job_settings import ESTIMATORS
+from edl.sql_jobs.estimators import ESTIMATORS
 from edl.sql_jobs.statement_parser import COLUMN_FUNCTIONS, TASKS
 
 HISTORY = Path("~/.edl/sql_history")

@@ -24,7 +24,6 @@ from edl.api.job_spec import JobSpec
 from edl.jobfile.loader import dump_job_spec, load_job_file
 from edl.jobfile.strategy_choice import uses_all_reduce
 from edl.sql_jobs.cluster_request import ClusterRequest
-from edl.sql_jobs.job_settings import NOT_ON_A_CLUSTER
 from edl.sql_jobs.model_registry import (
     DESCRIPTION_FILE,
     MODEL_FILE,
@@ -66,6 +65,7 @@ from edl.sql_jobs.statements import (
     TrainStatement,
 )
 from edl.sql_jobs.table_writer import count_rows
+from edl.sql_jobs.training_settings import NOT_ON_A_CLUSTER
 from edl.sql_jobs.user_module import ZOO_SETTING
 from edl.storage.durable_files import JsonLinesTail, translate_os_errors, write_json
 from edl.storage.run_directory import RunDirectory, write_run_spec

@@ -18,15 +18,8 @@ from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.pod_template import apply_strategic_merge
 from edl.jobfile.path_resolution import find_volume
 from edl.sql_jobs.cluster_request import ClusterRequest
-from edl.sql_jobs.job_settings import (
-    ESTIMATORS,
-    NOT_ON_A_CLUSTER,
-    check_settings,
-    choose_estimator,
-    job_fields,
-    job_name,
-    set_field,
-)
+from edl.sql_jobs.estimators import ESTIMATORS, choose_estimator
+from edl.sql_jobs.job_document import job_fields, job_name, set_field
 from edl.sql_jobs.statement_folders import refuse_attributes, take_metrics, take_probabilities
 from edl.sql_jobs.statement_parser import statement_error
 from edl.sql_jobs.statements import (
@@ -38,6 +31,7 @@ from edl.sql_jobs.statements import (
     Statement,
     TrainStatement,
 )
+from edl.sql_jobs.training_settings import NOT_ON_A_CLUSTER, check_settings
 from edl.sql_jobs.user_module import UserModule, find_user_module
 
 FOLDER = "edl-sql"
@@ -119,7 +113,7 @@ def cluster_job(statement: Statement, text: str, options: ClusterOptions, mount:
         document["export"] = {}
         document.setdefault("strategy", {"name": "AllReduce"})
         document.setdefault("workers", {"max": _WORKERS})
-        for name, value in job_fields(statement.attributes).items():
+        for name, value in job_fields(statement).items():
             set_field(document, name, value)
     else:
         predicts = isinstance(statement, PredictStatement | ExplainStatement)

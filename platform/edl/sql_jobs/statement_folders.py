@@ -29,17 +29,9 @@ from edl.sql_jobs.column_plan import (
     list_names,
     plan_columns,
 )
-from edl.sql_jobs.job_settings import (
-    ESTIMATORS,
-    METRICS_SETTING,
-    TrainingSettings,
-    choose_estimator,
-    choose_settings,
-    dump_job,
-    find_metrics,
-    find_validation_query,
-    job_document,
-)
+from edl.sql_jobs.estimators import ESTIMATORS, choose_estimator
+from edl.sql_jobs.job_document import dump_job, job_document
+from edl.sql_jobs.job_settings import METRICS_SETTING, find_metrics, find_validation_query
 from edl.sql_jobs.later_trainings import ANNEALED_MODULE, REFIT_JOB_FILE, write_annealed
 from edl.sql_jobs.model_inputs import ModelInputs, choose_inputs
 from edl.sql_jobs.model_module import VOCABULARY_FILE, write_module
@@ -64,6 +56,7 @@ from edl.sql_jobs.statements import (
     TrainStatement,
 )
 from edl.sql_jobs.table_writer import TableExistsError, check_table, write_table
+from edl.sql_jobs.training_settings import TrainingSettings, choose_settings
 from edl.sql_jobs.user_module import COLUMNS_MODULE, find_user_module
 
 LEAST_ROWS = 2

@@ -23,7 +23,8 @@ from edl.data.database import find_scheme
 from edl.sql_jobs.column_plan import ColumnPlan
 from edl.sql_jobs.edl_process import run_edl
 from edl.sql_jobs.exported_snapshot import export_snapshot
-from edl.sql_jobs.job_settings import TrainingSettings, check_job_fields, check_settings, find_validation_query
+from edl.sql_jobs.job_document import check_job_fields
+from edl.sql_jobs.job_settings import find_validation_query
 from edl.sql_jobs.later_trainings import (
     LINEAR_JOB_FILE,
     LINEAR_RATE,
@@ -76,6 +77,7 @@ from edl.sql_jobs.statements import (
     TrainStatement,
 )
 from edl.sql_jobs.stream_key import find_stream_key
+from edl.sql_jobs.training_settings import TrainingSettings, check_settings
 from edl.storage.durable_files import FileLock, LockHeldError
 
 _DIALECTS = {"sqlite": "sqlite", "postgresql": "postgres", "mysql": "mysql", "mariadb": "mysql", "duckdb": "duckdb"}
@@ -271,7 +273,6 @@ class StatementRunner:
         # before the rows are read
         check_settings(statement)
         check_job_fields(statement)
-        find_validation_query(statement)
         self.registry.check_new(statement.into, replace_model=self.replaces)
         with _work_folder(self.export) as folder, self._find_rows(statement, folder) as found:
             prepared = prepare_train(

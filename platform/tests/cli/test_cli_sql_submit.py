@@ -121,10 +121,25 @@ def test_with_and_set_override_the_job_file(cli: CliHarness) -> None:
 
 
 @pytest.mark.parametrize(
+    "setting", ["validation.metrics='accuracy'", "validation.select='SELECT * FROM others'", "model.n_classes=2"]
+)
+def test_settings_that_are_no_fields_of_a_job_are_those_of_this_machine(cli: CliHarness, setting: str) -> None:
+    statement = TRAIN.replace("LABEL", f"TO TRAIN dnn WITH {setting}, train.epochs=3 LABEL")
+    assert submit(cli, statement, "--database", "sqlite:////data/shop.db", "--yes", "--detach") == 0
+    spec = json.loads(cli.cluster.objects_of_kind(CONFIGMAPS)[0]["data"]["job.json"])
+    assert spec["train"]["epochs"] == 3
+
+
+@pytest.mark.parametrize(
     ("statement", "options", "said"),
     [
         ("SELECT * FROM people", SERVER, ["line 1, column 1", "makes no job", "this machine", "edl data cp"]),
         ("SELECT * FROM people TO EXPLAIN m WITH a=1", SERVER, ["line 1, column", "no setting a"]),
+        (
+            TRAIN.replace("LABEL", "TO TRAIN dnn WITH validation.share=0.1, validation.select='SELECT 1' LABEL"),
+            SERVER,
+            ["line 1, column", "validation.share", "leave out one"],
+        ),
         ("SHOW MODELS", ("--set", "volumes=[{host_path: /data, mount: /data}]"), ["claim"]),
         ("DROP MODEL m", ("--set", "volumes=[{host_path: /data, mount: /data}]"), ["claim"]),
         ("DROP MODEL m", ("--dry-run",), ["--dry-run"]),

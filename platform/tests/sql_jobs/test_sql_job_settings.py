@@ -15,22 +15,12 @@ from edl.cli.sql_output import plan_lines
 from edl.jobfile.loader import load_job_file
 from edl.sql_jobs.column_overrides import override_columns
 from edl.sql_jobs.column_plan import ColumnFacts, ColumnPlan, plan_columns
-from edl.sql_jobs.job_settings import (
-    _MODEL_ARGUMENTS,
-    _VALUES,
-    NOT_ON_A_CLUSTER,
-    OPTIMIZERS,
-    TrainingSettings,
-    check_settings,
-    choose_estimator,
-    choose_settings,
-    dump_job,
-    job_document,
-    job_fields,
-    job_name,
-)
+from edl.sql_jobs.estimators import MODEL_ARGUMENTS, choose_estimator
+from edl.sql_jobs.job_document import dump_job, job_document, job_fields, job_name
+from edl.sql_jobs.job_settings import _VALUES, OPTIMIZERS
 from edl.sql_jobs.prepared_rows import PreparedRows
 from edl.sql_jobs.statements import TrainStatement
+from edl.sql_jobs.training_settings import NOT_ON_A_CLUSTER, TrainingSettings, check_settings, choose_settings
 
 
 def choose(clauses: str, rows: int = 1000) -> tuple[TrainingSettings, dict[str, Any]]:
@@ -157,7 +147,7 @@ def test_what_with_cannot_set_is_refused_at_its_place(clauses: str, said: str) -
 
 
 def test_each_argument_of_a_model_or_an_optimizer_has_its_possible_values() -> None:
-    assert set().union(*_MODEL_ARGUMENTS.values(), *OPTIMIZERS.values()) == set(_VALUES)
+    assert set().union(*MODEL_ARGUMENTS.values(), *OPTIMIZERS.values()) == set(_VALUES)
     choose("TO TRAIN dnn WITH model.hidden=[], optimizer.clipnorm=NULL, optimizer.learning_rate=1")
 
 
@@ -262,7 +252,7 @@ def test_settings_of_sqlflow_without_effect_are_named() -> None:
     said = [line for line in plan_lines(plan, settings, PreparedRows(400, 100)) if "has no effect" in line]
     assert [line.split()[0] for line in said] == ["train.verbose", "validation.throttle_secs"]
     assert not settings.fields
-    assert job_fields(statement.attributes) == {}
+    assert job_fields(statement) == {}
     check_settings(statement)
 
 

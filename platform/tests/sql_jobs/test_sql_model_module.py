@@ -23,12 +23,14 @@ from edl.data import table_scan
 from edl.data.parquet_reader import ParquetReader
 from edl.sql_jobs.column_overrides import override_columns
 from edl.sql_jobs.column_plan import ColumnFacts, ColumnPlan, plan_columns
-from edl.sql_jobs.job_settings import ESTIMATORS, choose_estimator, choose_settings, dump_job, job_document
+from edl.sql_jobs.estimators import ESTIMATORS, choose_estimator
+from edl.sql_jobs.job_document import dump_job, job_document
 from edl.sql_jobs.model_inputs import WIDE_INPUTS, InputColumn, ModelInputs, choose_inputs, plain_name
 from edl.sql_jobs.model_module import Optimizer, write_module
 from edl.sql_jobs.prepared_rows import PreparedRows, prepare_prediction, prepare_training, stack_columns
 from edl.sql_jobs.row_statistics import collect_facts
 from edl.sql_jobs.statements import TrainStatement
+from edl.sql_jobs.training_settings import choose_settings
 
 ROWS = 400
 
