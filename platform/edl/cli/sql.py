@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +22,66 @@ _EXTRA_HINT = "pip install 'edl-platform[train,sql]'"
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
+StatementsArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[STATEMENTS|FILE|-]",
+        help="The statements, separated by semicolons; a file with them, named *.sql; - reads standard input.",
+        show_default=False,
+    ),
+]
+DatabaseOption = Annotated[
+    str | None,
+    typer.Option(metavar="URL", envvar=DATABASE_VARIABLE, help="Address of the database, such as sqlite:///shop.db."),
+]
+DemoOption = Annotated[
+    bool, typer.Option("--demo", help="Make the table employee in edl-demo.db, and use this database.")
+]
+ExportOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="Keep the Keras module, the job file and the data; edl run trains them."),
+]
+ReplaceOption = Annotated[
+    bool, typer.Option("--replace", help="A model that exists gets a new version; a table is replaced.")
+]
+ModelsOption = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", envvar="EDL_MODELS", help="Where models are; ~/.edl/models.")
+]
+QueryTimeoutOption = Annotated[
+    float | None, typer.Option(metavar="SECONDS", min=0.001, help="End a query that takes longer; without, none is.")
+]
+StreamOption = Annotated[
+    str,
+    typer.Option(
+        metavar="[=inconsistent]",
+        help="TO TRAIN without a copy of the rows: read ranges of a unique key, in one snapshot (PostgreSQL)."
+        " Without a snapshot (=inconsistent), what others write meanwhile may be read or not.",
+        show_default=False,
+    ),
+]
+SubmitOption = Annotated[
+    bool, typer.Option("--submit", help="Run the statements as jobs on a cluster, and SHOW and DROP its models.")
+]
+JobFileOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="With --submit: a job file with image, volumes, workers and the like."),
+]
+SettingsOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="With --submit: set a field of the job file; repeatable."),
+]
+SecretOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="With --submit: the Secret with EDL_DATABASE_USER and EDL_DATABASE_PASSWORD, or EDL_DATABASE.",
+    ),
+]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="With --submit: print the manifests, and contact no cluster.")
+]
+WatchOption = Annotated[bool, typer.Option("--watch/--detach", help="With --submit: wait until the job has ended.")]
+
 
 class _OptionalStreamCommand(TyperCommand):
     """A command whose ``--stream`` needs no value: what follows it is the statement."""
@@ -32,70 +93,20 @@ class _OptionalStreamCommand(TyperCommand):
 
 @app.command(cls=_OptionalStreamCommand)
 def sql(
-    statements: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[STATEMENTS|FILE|-]",
-            help="The statements, separated by semicolons; a file with them, named *.sql; - reads standard input.",
-            show_default=False,
-        ),
-    ] = None,
-    database: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL", envvar=DATABASE_VARIABLE, help="Address of the database, such as sqlite:///shop.db."
-        ),
-    ] = None,
-    demo: Annotated[
-        bool, typer.Option("--demo", help="Make the table employee in edl-demo.db, and use this database.")
-    ] = False,
-    export: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Keep the Keras module, the job file and the data; edl run trains them."),
-    ] = None,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="A model that exists gets a new version; a table is replaced.")
-    ] = False,
-    models: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", envvar="EDL_MODELS", help="Where models are; ~/.edl/models.")
-    ] = None,
-    query_timeout: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", min=0.001, help="End a query that takes longer; without, none is."),
-    ] = None,
-    stream: Annotated[
-        str,
-        typer.Option(
-            metavar="[=inconsistent]",
-            help="TO TRAIN without a copy of the rows: read ranges of a unique key, in one snapshot (PostgreSQL)."
-            " Without a snapshot (=inconsistent), what others write meanwhile may be read or not.",
-            show_default=False,
-        ),
-    ] = "",
-    submit: Annotated[
-        bool, typer.Option("--submit", help="Run the statements as jobs on a cluster, and SHOW and DROP its models.")
-    ] = False,
-    job_file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="With --submit: a job file with image, volumes, workers and the like."),
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="FIELD=VALUE", help="With --submit: set a field of the job file; repeatable."),
-    ] = None,
-    database_secret: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="With --submit: the Secret with EDL_DATABASE_USER and EDL_DATABASE_PASSWORD, or EDL_DATABASE.",
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="With --submit: print the manifests, and contact no cluster.")
-    ] = False,
-    watch: Annotated[
-        bool, typer.Option("--watch/--detach", help="With --submit: wait until the job has ended.")
-    ] = True,
+    statements: StatementsArgument = None,
+    database: DatabaseOption = None,
+    demo: DemoOption = False,
+    export: ExportOption = None,
+    replace: ReplaceOption = False,
+    models: ModelsOption = None,
+    query_timeout: QueryTimeoutOption = None,
+    stream: StreamOption = "",
+    submit: SubmitOption = False,
+    job_file: JobFileOption = None,
+    settings: SettingsOption = None,
+    database_secret: SecretOption = None,
+    dry_run: DryRunOption = False,
+    watch: WatchOption = True,
     yes: YesOption = False,
     context: ContextOption = None,
     namespace: NamespaceOption = None,
@@ -106,28 +117,15 @@ def sql(
 
     Exit codes: 0 done, 1 a job failed, 2 bad input, 130 interrupted.
     """
-    try:
-        import sqlalchemy  # noqa: F401
-        import sqlglot  # noqa: F401
-
-        import edl.sql_jobs.statement_runner  # noqa: F401
-    except ImportError as error:
-        raise BadInputError(f"edl sql needs the package {error.name}", hint=_EXTRA_HINT) from error
+    _require_extra()
     from edl.cli.sql_submission import StatementSubmitter, SubmissionTarget, cluster_dialect
-    from edl.sql_jobs.demo_table import DEMO_DATABASE, DEMO_FILE, DEMO_STATEMENT, make_demo
     from edl.sql_jobs.statement_parser import parse_with_texts
     from edl.sql_jobs.statement_runner import check_stream_value, dialect_of
 
     if demo:
-        if database not in (None, DEMO_DATABASE) and not os.environ.get(DATABASE_VARIABLE):
-            raise BadInputError("uses a database of its own", where="--demo", hint="leave out --database, or --demo")
-        database = DEMO_DATABASE
-        print(f"{'Made' if make_demo() else 'Using'} {DEMO_FILE} with the table employee.")
-        if statements is None:
-            # On a terminal the prompt follows.
-            print(f'Train a model on it: edl sql --database {database} "{DEMO_STATEMENT}"')
-            if not _is_terminal():
-                return
+        database = _make_demo(database, shows_next=statements is None)
+        if statements is None and not _is_terminal():
+            return
     database = address_to_store(database)
     check_stream_value(stream, submit=submit)
     target = SubmissionTarget(job_file, tuple(settings or ()), database_secret, context, namespace, yes, watch, dry_run)
@@ -144,16 +142,8 @@ def sql(
         return 0
 
     if statements is None and _is_terminal():
-        from edl.cli.sql_prompt import open_prompt
-        from edl.sql_jobs.model_registry import ModelRegistry
-
         _check_export(export, [])
-
-        def list_models() -> list[str]:
-            # Those of a volume would need a pod at each completion.
-            return [] if submit else ModelRegistry(models).list_names()
-
-        open_prompt(lambda text: run(parse_with_texts(text, dialect)), database, list_models, dialect)
+        _open_prompt(lambda text: run(parse_with_texts(text, dialect)), database, models, dialect, submits=submit)
         return
     if statements is None:
         raise BadInputError("are missing", where="the statements", hint='write edl sql "SHOW MODELS", or - or a file')
@@ -163,6 +153,41 @@ def sql(
     _check_export(export, [statement for statement, _ in parsed])
     if code := run(parsed):
         raise typer.Exit(code)
+
+
+def _require_extra() -> None:
+    try:
+        import sqlalchemy  # noqa: F401
+        import sqlglot  # noqa: F401
+
+        import edl.sql_jobs.statement_runner  # noqa: F401
+    except ImportError as error:
+        raise BadInputError(f"edl sql needs the package {error.name}", hint=_EXTRA_HINT) from error
+
+
+def _make_demo(database: str | None, *, shows_next: bool) -> str:
+    """Make the table of ``--demo``; returns the address of its database."""
+    from edl.sql_jobs.demo_table import DEMO_DATABASE, DEMO_FILE, DEMO_STATEMENT, make_demo
+
+    if database not in (None, DEMO_DATABASE) and not os.environ.get(DATABASE_VARIABLE):
+        raise BadInputError("uses a database of its own", where="--demo", hint="leave out --database, or --demo")
+    print(f"{'Made' if make_demo() else 'Using'} {DEMO_FILE} with the table employee.")
+    if shows_next:
+        print(f'Train a model on it: edl sql --database {DEMO_DATABASE} "{DEMO_STATEMENT}"')
+    return DEMO_DATABASE
+
+
+def _open_prompt(
+    run_text: Callable[[str], int], database: str | None, models: Path | None, dialect: str | None, *, submits: bool
+) -> None:
+    from edl.cli.sql_prompt import open_prompt
+    from edl.sql_jobs.model_registry import ModelRegistry
+
+    def list_models() -> list[str]:
+        # Those of a volume would need a pod at each completion.
+        return [] if submits else ModelRegistry(models).list_names()
+
+    open_prompt(run_text, database, list_models, dialect)
 
 
 def _is_terminal() -> bool:
