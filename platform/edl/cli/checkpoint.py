@@ -390,11 +390,9 @@ def _byte_progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]
     if not sys.stderr.isatty() or total < 1 << 28:
         yield lambda _: None
         return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
+    from edl.reporting.progress_bars import byte_progress
     from edl.reporting.rich_console import make_console
 
-    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=make_console(sys.stderr), transient=True) as progress:
-        task = progress.add_task("", total=total)
+    with byte_progress(make_console(sys.stderr)) as progress:
+        task = progress.add_task(what, total=total)
         yield lambda count: progress.advance(task, count)

@@ -10,8 +10,6 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
-from rich.filesize import decimal
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from edl.api.errors import BadInputError
@@ -20,7 +18,9 @@ from edl.cli.data_statistics import schema, stats
 from edl.cli.options import ContextOption, NamespaceOption, connect_api
 from edl.ops import file_transfer
 from edl.ops.file_transfer import IMAGE_REMEDY, IMAGE_VARIABLE, open_volume
+from edl.reporting.progress_bars import count_progress
 from edl.reporting.rich_console import make_console
+from edl.reporting.unit_formats import format_bytes
 
 if TYPE_CHECKING:
     from edl.data.dataset_writer import DatasetLayout
@@ -344,8 +344,7 @@ def _write_data_set(data: GeneratedDataset, out: Path, layout: DatasetLayout) ->
     records = len(data.training) + len(data.validation)
     errors = make_console(sys.stderr)
     errors.print(f"Writing {records:,} records to {out}/train and {out}/test", highlight=False, soft_wrap=True)
-    columns = (TextColumn("Writing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=errors, transient=True) as progress:
+    with count_progress(errors, "Writing") as progress:
         task = progress.add_task("", total=records)
         written = write_dataset(data, out, layout, lambda count: progress.advance(task, count))
     _print_summary(data, written)
@@ -354,7 +353,7 @@ def _write_data_set(data: GeneratedDataset, out: Path, layout: DatasetLayout) ->
 def _print_summary(data: GeneratedDataset, written: dict[str, list[Path]]) -> None:
     table = Table("directory", "records", "files", "size", box=None)
     for files, records in zip(written.values(), (data.training, data.validation), strict=True):
-        size = decimal(sum(file.stat().st_size for file in files))
+        size = format_bytes(sum(file.stat().st_size for file in files))
         table.add_row(str(files[0].parent), f"{len(records):,}", str(len(files)), size)
     out = make_console()
     out.print(f"From {data.origin}.", highlight=False)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from edl.api.errors import BadInputError
 from edl.cli.data_statistics import warn_of_doubtful_header
+from edl.reporting.progress_bars import count_progress
 from edl.reporting.rich_console import make_console
 from edl.reporting.unit_formats import format_bytes
 
@@ -75,8 +75,7 @@ def convert(
         if as_json:
             print(json.dumps({"records": plan.records, "files": [file.name for file in plan.files]}))
         return
-    bars = (TextColumn("Converting"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*bars, console=console, transient=True) as progress:
+    with count_progress(console, "Converting") as progress:
         task = progress.add_task("", total=plan.records)
         chosen = processes or min(_MOST_PROCESSES, os.cpu_count() or 1)
         done = conversion.convert(plan, chosen, lambda file: progress.advance(task, file.records_in))

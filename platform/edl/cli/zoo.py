@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
+from rich.progress import Progress, TaskID
 
 from edl.api.errors import BadInputError, StorageError
 from edl.jobfile.zoo_lookup import defined_names
+from edl.reporting.progress_bars import byte_progress
 from edl.reporting.unit_formats import format_bytes
 
 if TYPE_CHECKING:
@@ -30,15 +31,7 @@ def show_push(states: Iterable[PushProgress], console: Console) -> PushProgress:
     from edl.ops.image_push import PushProgress
 
     last = PushProgress()
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as progress:
+    with byte_progress(console, disable=not console.is_terminal) as progress:
         task = progress.add_task("Pushing", total=None)
         for state in states:
             if not console.is_terminal:

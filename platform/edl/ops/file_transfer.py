@@ -471,17 +471,9 @@ def _show_progress(size: int) -> Iterator[_CopyProgress]:
     if not sys.stderr.isatty():
         yield _CopyProgress(lambda moved, name: None)
         return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
+    from edl.reporting.progress_bars import byte_progress
     from edl.reporting.rich_console import make_console
 
-    columns = (
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=make_console(sys.stderr), transient=True) as progress:
+    with byte_progress(make_console(sys.stderr)) as progress:
         task = progress.add_task("", total=max(1, size))
         yield _CopyProgress(lambda moved, name: progress.update(task, completed=moved, description=name))
