@@ -17,12 +17,12 @@ pytestmark = [
 
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
-from support.local_model import LocalModel  # noqa: E402
 from support.text_keys import missing_keys  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.keras.model_contract import ModelModule  # noqa: E402
 from edl.keras.network import KerasNetwork  # noqa: E402
+from edl.keras.replica import ModelReplica  # noqa: E402
 
 FEATURES = np.random.default_rng(0).random((4, 2), np.float32)
 FLAT, COLUMN = np.zeros(4, np.float32), np.zeros((4, 1), np.float32)
@@ -78,10 +78,10 @@ def served(module: ModelModule) -> tuple[Step, Step]:
 
 
 def alone(module: ModelModule) -> tuple[Step, Step]:
-    model = LocalModel(module, seed=7, sample=FEATURES)
+    model = ModelReplica(module, seed=7, rank_seed=None, sample=FEATURES)
     features = tf.constant(FEATURES)
     return (
-        lambda labels: model.train(features, tf.nest.map_structure(tf.constant, labels), keep_if_not_finite=False)[0],
+        lambda labels: model.take_step(features, tf.nest.map_structure(tf.constant, labels)).loss,
         lambda labels: model.evaluate(features, tf.nest.map_structure(tf.constant, labels)),
     )
 

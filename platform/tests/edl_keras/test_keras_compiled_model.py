@@ -16,7 +16,6 @@ pytestmark = [
 ]
 
 import keras  # noqa: E402
-from support.local_model import LocalModel  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.api.job_spec import ModelSpec  # noqa: E402
@@ -73,12 +72,14 @@ def make_data(records: int = 48) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     return x, labels, {"number": weights, "kind": weights}
 
 
-@pytest.mark.parametrize("kind", [LocalModel, ModelReplica])
+def metric_values(replica: ModelReplica) -> dict[str, float]:
+    return replica.metric_values(merge_metric_states({}, replica.metric_states()))
+
+
+@pytest.mark.parametrize("rank_seed", [None, 0])
 @pytest.mark.first_cases(1)
-def test_it_trains_and_evaluates_as_keras_does(kind: Any, tmp_path: Path) -> None:
-    module = load(tmp_path)
-    rank = {"rank_seed": 0} if kind is ModelReplica else {}
-    trained = kind(module, seed=5, sample=None, **rank)
+def test_it_trains_and_evaluates_as_keras_does(rank_seed: int | None, tmp_path: Path) -> None:
+    trained = ModelReplica(load(tmp_path), seed=5, rank_seed=rank_seed, sample=None)
     scope: dict[str, Any] = {}
     exec(SOURCE.replace("ARGUMENTS", ARGUMENTS), scope)
     plain = scope["custom_model"]()
@@ -86,16 +87,12 @@ def test_it_trains_and_evaluates_as_keras_does(kind: Any, tmp_path: Path) -> Non
     plain.run_eagerly = True  # to trace its few steps would take longer than to make them
     x, labels, weights = make_data()
     for _ in range(5):
-        if kind is ModelReplica:
-            step = trained.compute(x, labels, weights)
-            trained.apply(step.weight)
-        else:
-            trained.train(x, labels, weights, keep_if_not_finite=False)
+        trained.take_step(x, labels, weights)
         plain.train_on_batch(x, labels, weights)
     for mine, theirs in zip(trained.model.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
     trained.evaluate(x, labels, weights)
-    values = trained.metric_values(*([merge_metric_states({}, trained.metric_states())] if rank else []))
+    values = metric_values(trained)
     expected = plain.evaluate(x, labels, sample_weight=weights, batch_size=48, verbose=0, return_dict=True)
     assert values["loss"] == pytest.approx(expected["loss"], rel=1e-5)
     for name in ("number_mae", "kind_accuracy", "number_mse"):
@@ -136,7 +133,7 @@ NAMED_OUTPUTS = LISTED_OUTPUTS.replace("Model(x, outputs", "Model(x, dict(zip(['
 def test_metrics_have_the_names_and_values_of_keras(tmp_path: Path, body: str) -> None:
     """A metric of an output need not be in a list."""
     source = f"import keras\n\ndef custom_model():{body}\ndef feed(dataset, mode, metadata):\n    return dataset\n"
-    trained = LocalModel(load(tmp_path, source), seed=5, sample=None)
+    trained = ModelReplica(load(tmp_path, source), seed=5, rank_seed=None, sample=None)
     scope: dict[str, Any] = {}
     exec(source, scope)
     plain = scope["custom_model"]()
@@ -147,7 +144,7 @@ def test_metrics_have_the_names_and_values_of_keras(tmp_path: Path, body: str) -
     if "outputs)" in body and "zip" not in body:
         given = [labels["number"], labels["kind"]]
     trained.evaluate(x, given)
-    values = {name.replace("/", "_"): value for name, value in trained.metric_values().items()}
+    values = {name.replace("/", "_"): value for name, value in metric_values(trained).items()}
     expected = plain.evaluate(x, given, batch_size=48, verbose=0, return_dict=True)
     metrics = {name: value for name, value in expected.items() if not name.endswith("loss")}
     assert {name: values.get(name) for name in metrics} == pytest.approx(metrics, rel=1e-5)
@@ -166,13 +163,13 @@ def test_parameter_servers_get_its_optimizer_and_loss(tmp_path: Path) -> None:
 
 def test_every_evaluation_has_metrics_of_its_own(tmp_path: Path) -> None:
     module = load(tmp_path, arguments="'sgd', {'number': 'mse'}, metrics={'number': [Scale(2.0)]}")
-    model = LocalModel(module, seed=1, sample=None)
+    model = ModelReplica(module, seed=1, rank_seed=None, sample=None)
     x, labels, _ = make_data()
     found = []
     for _ in range(2):
         model.reset_metrics()
         model.evaluate(x, labels)
-        found.append(model.metric_values())
+        found.append(metric_values(model))
     assert found[0] == found[1]
     assert any("scale" in name for name in found[0])
 
@@ -207,7 +204,7 @@ def test_a_metric_that_cannot_be_made_again_is_named(tmp_path: Path) -> None:
     )
     module = load(tmp_path, source, "'sgd', {'number': 'mse'}, metrics={'number': [Scale(2.0)]}")
     with pytest.raises(BadInputError, match=r"scale.*get_config"):
-        LocalModel(module, seed=1, sample=None)
+        ModelReplica(module, seed=1, rank_seed=None, sample=None)
 
 
 def test_a_module_that_defines_the_same_is_refused_and_told_what_to_remove(tmp_path: Path) -> None:
@@ -249,11 +246,9 @@ def feed(dataset, mode, metadata):
 """
 
 
-@pytest.mark.parametrize("kind", [repetition(LocalModel), ModelReplica])
-def test_a_function_gets_each_output_with_its_mask_as_in_keras(kind: Any, tmp_path: Path) -> None:
-    module = load(tmp_path, MASKED)
-    more = {"rank_seed": 0} if kind is ModelReplica else {}
-    mine = kind(module, seed=1, sample=None, **more)
+@pytest.mark.parametrize("rank_seed", [repetition(None), 0])
+def test_a_function_gets_each_output_with_its_mask_as_in_keras(rank_seed: int | None, tmp_path: Path) -> None:
+    mine = ModelReplica(load(tmp_path, MASKED), seed=1, rank_seed=rank_seed, sample=None)
     generator = np.random.default_rng(2)
     ids = generator.integers(1, 9, (6, 4)).astype(np.int32) * (np.arange(4) < np.arange(6)[:, None])
     labels = generator.normal(size=(6, 4, 1)).astype(np.float32)
@@ -264,10 +259,7 @@ def test_a_function_gets_each_output_with_its_mask_as_in_keras(kind: Any, tmp_pa
     plain.run_eagerly = True  # to trace its few steps would take longer than to make them
     for _ in range(5):
         plain.train_on_batch(ids, [labels, 2 * labels])
-        if kind is LocalModel:
-            mine.train(ids, (labels, 2 * labels), None, keep_if_not_finite=False)
-        else:
-            mine.apply(mine.compute(ids, (labels, 2 * labels)).weight)
+        mine.take_step(ids, (labels, 2 * labels))
     for one, other in zip(mine.model.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
@@ -278,9 +270,9 @@ def test_a_function_of_all_outputs_that_ignores_a_mask_is_warned_of(
     source = MASKED.replace("    model.compile(keras.optimizers.SGD(0.1), squared)\n", "")
     source += "\nloss = lambda labels, found: squared(labels[0], found[0]) + squared(labels[1], found[1])\n"
     source += "optimizer = 'sgd'\neval_metrics_fn = dict\n"
-    model = LocalModel(load(tmp_path, source), seed=1, sample=None)
+    model = ModelReplica(load(tmp_path, source), seed=1, rank_seed=None, sample=None)
     zeros = np.zeros((2, 4, 1), np.float32)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            model.train(np.ones((2, 4), np.int32), (zeros, zeros), None, keep_if_not_finite=False)
+            model.take_step(np.ones((2, 4), np.int32), (zeros, zeros))
     assert sum("have a mask" in message for message in caplog.messages) == 1

@@ -14,13 +14,13 @@ pytestmark = [
 ]
 
 import keras  # noqa: E402
-from support.local_model import LocalModel  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.api.job_spec import ModelSpec  # noqa: E402
 from edl.keras import model_export  # noqa: E402
 from edl.keras.model_contract import load_model_module  # noqa: E402
 from edl.keras.network import KerasNetwork  # noqa: E402
+from edl.keras.replica import ModelReplica  # noqa: E402
 
 MODEL = """
 import keras, tensorflow as tf
@@ -58,12 +58,12 @@ def user_model(tmp_path: Path) -> Any:
 
 
 def test_local_applies_them_as_keras_fit(user_model: Any) -> None:
-    mine = LocalModel(user_model, seed=1, sample=FEATURES)
+    mine = ModelReplica(user_model, seed=1, rank_seed=None, sample=FEATURES)
     other = user_model.make_model()
     other.set_weights(mine.model.get_weights())
     other.compile(optimizer=user_model.optimizer(), loss="mse", run_eagerly=True)
     for _ in range(12):
-        mine.train(FEATURES, LABELS, keep_if_not_finite=False)
+        mine.take_step(FEATURES, LABELS)
     other.fit(FEATURES, LABELS, batch_size=len(LABELS), epochs=12, verbose=0)
     for found, expected in zip(mine.model.get_weights(), other.get_weights(), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
@@ -72,8 +72,8 @@ def test_local_applies_them_as_keras_fit(user_model: Any) -> None:
 
 
 def test_local_exports_such_a_model(user_model: Any, tmp_path: Path) -> None:
-    mine = LocalModel(user_model, seed=1, sample=FEATURES)
-    mine.train(FEATURES, LABELS, keep_if_not_finite=False)
+    mine = ModelReplica(user_model, seed=1, rank_seed=None, sample=FEATURES)
+    mine.take_step(FEATURES, LABELS)
     model_export.export_model(
         mine.exportable(), mine.variables.read_values(), {}, tmp_path / "model.keras", tmp_path / "saved"
     )

@@ -18,9 +18,9 @@ pytestmark = [
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 from edl_keras.embedding_harness import check_step, module_of, network_of, rows_for, write_export  # noqa: E402
-from support.local_model import LocalModel  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
+from edl.keras.replica import ModelReplica  # noqa: E402
 from edl.keras.row_binding import UnsupportedEmbeddingError  # noqa: E402
 from edl.layers import Embedding  # noqa: E402
 from edl.numerics.parameter_store import RowBatch  # noqa: E402
@@ -163,7 +163,7 @@ def test_a_file_cannot_be_predicted_with_where_rows_would_be_pulled(
 
 def test_ids_without_a_bound_need_parameter_servers() -> None:
     with pytest.raises(ValueError, match="'tags' has no input_dim"):
-        LocalModel(module_of(lambda: combining("dense", "sum", None)), seed=1, sample=None)
+        ModelReplica(module_of(lambda: combining("dense", "sum", None)), seed=1, rank_seed=None, sample=None)
 
 
 def test_ids_without_a_bound_have_no_initializer_that_depends_on_their_number() -> None:

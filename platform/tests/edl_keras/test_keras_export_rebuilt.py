@@ -21,10 +21,10 @@ pytestmark = [
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 from edl_keras.embedding_harness import module_of, network_of, plain_of, rows_for, write_export  # noqa: E402
-from support.local_model import LocalModel  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.keras import model_export  # noqa: E402
+from edl.keras.replica import ModelReplica  # noqa: E402
 from edl.layers import Embedding  # noqa: E402
 from edl.numerics.parameter_store import RowBatch  # noqa: E402
 
@@ -146,7 +146,7 @@ def test_a_table_that_is_named_otherwise_at_each_call_is_not_exported(kind: str,
 
 def test_a_dense_table_that_is_named_otherwise_at_each_call_is_not_exported(tmp_path: Path) -> None:
     model = counting(LAYERS["keras"])
-    local = LocalModel(module_of(model), seed=7, sample=IDS)
+    local = ModelReplica(module_of(model), seed=7, rank_seed=None, sample=IDS)
     files = tmp_path / "model.keras", tmp_path / "saved_model"
     with pytest.raises(BadInputError, match=r"'e0/embeddings'.*'e1/embeddings'"):
         model_export.export_model(local.exportable(), local.variables.read_values(), {}, *files)

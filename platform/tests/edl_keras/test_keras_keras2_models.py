@@ -14,7 +14,6 @@ pytestmark = pytest.mark.tensorflow
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 import tf_keras  # noqa: E402
-from support.local_model import LocalModel  # noqa: E402
 from support.repetition import repetition  # noqa: E402
 from support.text_keys import missing_keys  # noqa: E402
 
@@ -165,10 +164,10 @@ def assert_equal_weights(model: Any, plain: Any) -> None:
 def test_local_trains_as_keras_2(tmp_path: Path, kind: str) -> None:
     module = load(tmp_path, MODELS[kind])
     features, _ = draw_records(kind)
-    local = LocalModel(module, seed=SEED, sample=cut(features, slice(0, 2)))
+    local = ModelReplica(module, seed=SEED, rank_seed=None, sample=cut(features, slice(0, 2)))
     values = [twin.numpy() for twin in twins(local.model)]
     for given, labels in batches(kind):
-        local.train(given, labels, None, keep_if_not_finite=False)
+        local.take_step(given, labels)
     assert_equal_weights(local.model, train_plain(module, kind, values))
 
 
@@ -229,9 +228,9 @@ def test_gradients_for_parameter_servers_are_those_of_keras_2(tmp_path: Path, ki
 def test_exports_are_the_users_model(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     module = load(tmp_path, MODELS[kind])
     features, _ = draw_records(kind)
-    local = LocalModel(module, seed=SEED, sample=cut(features, slice(0, 2)))
+    local = ModelReplica(module, seed=SEED, rank_seed=None, sample=cut(features, slice(0, 2)))
     for given, labels in batches(kind):
-        local.train(given, labels, None, keep_if_not_finite=False)
+        local.take_step(given, labels)
     exported = model_export.export_model(
         local.exportable(), local.variables.read_values(), {}, tmp_path / "m.keras", tmp_path / "saved"
     )
@@ -252,11 +251,11 @@ def test_exports_are_the_users_model(tmp_path: Path, kind: str, capsys: pytest.C
 def test_a_copy_is_evaluated_with_its_own_values(tmp_path: Path) -> None:
     module = load(tmp_path, FUNCTIONAL)
     given, labels = next(batches("functional"))
-    local = LocalModel(module, seed=SEED, sample=given)
+    local = ModelReplica(module, seed=SEED, rank_seed=None, sample=given)
     values, before = copy_values(local.model), local.model(given, training=False).numpy()
     copy = local.make_copy_evaluator()
     copy.check(given)
-    local.train(given, labels, None, keep_if_not_finite=False)
+    local.take_step(given, labels)
     after = local.model(given, training=False).numpy()
     assert np.abs(after - before).max() > 1e-4
     np.testing.assert_allclose(copy._predict(values, given).numpy(), before, rtol=1e-5, atol=1e-6)
@@ -372,10 +371,12 @@ class custom_model(tf_keras.Model):
 def test_a_layer_of_keras_3_in_a_subclass_is_refused_if_it_has_variables(tmp_path: Path) -> None:
     sample = np.ones((2, 4), np.float32)
     with pytest.raises(BadInputError, match="Keras 3") as refused:
-        LocalModel(load(tmp_path, MIXED_SUBCLASS.replace("KIND", "Dense(3)")), seed=SEED, sample=sample)
+        ModelReplica(
+            load(tmp_path, MIXED_SUBCLASS.replace("KIND", "Dense(3)")), seed=SEED, rank_seed=None, sample=sample
+        )
     assert not missing_keys(refused.value.hint or "", "tf.keras.layers.Dense")
     module = load(tmp_path, MIXED_SUBCLASS.replace("KIND", "Rescaling(2.0)"), name="other")
-    assert len(LocalModel(module, seed=SEED, sample=sample).model.trainable_variables) == 2
+    assert len(ModelReplica(module, seed=SEED, rank_seed=None, sample=sample).model.trainable_variables) == 2
 
 
 def test_a_model_of_keras_2_needs_the_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -442,14 +443,14 @@ def plain_step(table: Any, kernel: Any, bias: Any, ids: Any, labels: Any) -> Any
 def test_layers_of_edl_train_in_a_model_of_keras_2(tmp_path: Path) -> None:
     module = load(tmp_path, EDL_LAYER + "def optimizer(): return tf_keras.optimizers.SGD(0.1)\n")
     ids, labels = next(batches("masked"))
-    local = LocalModel(module, seed=SEED, sample=ids[:2])
+    local = ModelReplica(module, seed=SEED, rank_seed=None, sample=ids[:2])
     named = {
         variable.path.replace("/", ".").rpartition(".")[2]: variable for variable in local.model.trainable_variables
     }
     table, kernel, bias = named["embeddings"], named["kernel"], named["bias"]
     before = [variable.numpy() for variable in (table, kernel, bias)]
     _, gradients = plain_step(*before, ids, labels)
-    local.train(ids, labels, None, keep_if_not_finite=False)
+    local.take_step(ids, labels)
     for variable, value, gradient in zip((table, kernel, bias), before, gradients, strict=True):
         np.testing.assert_allclose(variable.numpy(), value - 0.1 * gradient, rtol=1e-5, atol=1e-6)
     exported = model_export.export_model(
@@ -473,7 +474,7 @@ class custom_model(tf_keras.Model):
     def call(self, ids):
         return self.head(tf.reduce_sum(self.rows(ids), axis=1))
 """
-    local = LocalModel(load(tmp_path, source), seed=SEED, sample=next(batches("masked"))[0])
+    local = ModelReplica(load(tmp_path, source), seed=SEED, rank_seed=None, sample=next(batches("masked"))[0])
     exported = model_export.export_model(
         local.exportable(), local.variables.read_values(), {}, tmp_path / "m.keras", tmp_path / "saved"
     )
@@ -500,7 +501,9 @@ def test_a_check_of_the_job_warns_of_the_keras_file_as_the_export_does(
     tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     features, _ = draw_records(kind)
-    model = LocalModel(load(tmp_path, MODELS[kind]), seed=SEED, sample=cut(features, slice(0, 2))).model
+    model = ModelReplica(
+        load(tmp_path, MODELS[kind]), seed=SEED, rank_seed=None, sample=cut(features, slice(0, 2))
+    ).model
     model_export.warn_about_keras_file(model)
     assert caplog.messages == []
     assert keras2_models.name_class(model) == type(model.legacy).__name__
@@ -561,7 +564,7 @@ def test_an_export_says_that_load_model_fails_with_the_keras_file(
 ) -> None:
     module = load(tmp_path, source)
     features = tf.nest.map_structure(tf.constant, sample)
-    local = LocalModel(module, seed=SEED, sample=features)
+    local = ModelReplica(module, seed=SEED, rank_seed=None, sample=features)
     model_export.warn_about_keras_file(local.model)
     (warning,) = [message for message in caplog.messages if "the .keras file" in message]
     exported = model_export.export_model(
@@ -583,7 +586,7 @@ def test_the_code_that_loads_a_lambda_layer_says_that_it_may_run(tmp_path: Path)
 def custom_model():
     return tf_keras.Sequential([layers.Input((4,)), layers.Lambda(lambda x: 2 * x), layers.Dense(1)])
 """
-    local = LocalModel(load(tmp_path, source), seed=SEED, sample=np.ones((2, 4), np.float32))
+    local = ModelReplica(load(tmp_path, source), seed=SEED, rank_seed=None, sample=np.ones((2, 4), np.float32))
     exported = model_export.export_model(
         local.exportable(), local.variables.read_values(), {}, tmp_path / "m.keras", tmp_path / "saved"
     )
@@ -669,9 +672,9 @@ def optimizer(): return tf_keras.optimizers.SGD(0.5)
 def test_constraints_are_kept(tmp_path: Path) -> None:
     module = load(tmp_path, CONSTRAINED)
     features, labels = next(batches("functional"))
-    local = LocalModel(module, seed=SEED, sample=features)
+    local = ModelReplica(module, seed=SEED, rank_seed=None, sample=features)
     for _ in range(3):
-        local.train(features, labels, None, keep_if_not_finite=False)
+        local.take_step(features, labels)
     (kernel,) = (v.numpy() for v in local.model.trainable_variables if "kernel" in v.name)
     assert kernel.min() >= 0
     assert kernel.max() > 0 or (kernel == 0).all()
@@ -695,10 +698,10 @@ def optimizer(): return tf_keras.optimizers.AdamW(0.01, weight_decay=0.1)
 """
     module = load(tmp_path, source)
     features, labels = next(batches("functional"))
-    local = LocalModel(module, seed=SEED, sample=features)
+    local = ModelReplica(module, seed=SEED, rank_seed=None, sample=features)
     kernels = [v for v in local.model.trainable_variables if "kernel" in v.name]
     before = [kernel.numpy() for kernel in kernels]
-    local.train(features, labels, None, keep_if_not_finite=False)
+    local.take_step(features, labels)
     changed = [bool(np.abs(kernel.numpy() - old).max() > 0) for kernel, old in zip(kernels, before, strict=True)]
     assert changed == [True, False], "neither trained nor decayed, as in Keras 2"
 
@@ -755,7 +758,7 @@ def test_models_that_share_variables_have_no_copy(tmp_path: Path) -> None:
 MODEL = tf_keras.Sequential([layers.Input((4,)), layers.Dense(1)])
 def custom_model(): return MODEL
 """
-    local = LocalModel(load(tmp_path, source), seed=SEED, sample=np.zeros((2, 4), np.float32))
+    local = ModelReplica(load(tmp_path, source), seed=SEED, rank_seed=None, sample=np.zeros((2, 4), np.float32))
     with pytest.raises(BadInputError, match="shares variables"):
         local.make_copy_evaluator().check(np.zeros((2, 4), np.float32))
 
@@ -782,7 +785,7 @@ def custom_model():
     given = layers.Input((4,))
     return tf_keras.Model(given, layers.Dense(1)(Discretization()(given)))
 """
-    local = LocalModel(load(tmp_path, source), seed=SEED, sample=np.ones((2, 4), np.float32))
+    local = ModelReplica(load(tmp_path, source), seed=SEED, rank_seed=None, sample=np.ones((2, 4), np.float32))
     exported = model_export.export_model(
         local.exportable(), local.variables.read_values(), {}, tmp_path / "m.keras", tmp_path / "saved"
     )

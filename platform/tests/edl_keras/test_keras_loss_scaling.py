@@ -15,11 +15,11 @@ pytestmark = [
 ]
 
 import keras  # noqa: E402
-from support.local_model import LocalModel  # noqa: E402
 
 from edl.api.job_spec import ModelSpec  # noqa: E402
 from edl.keras.model_contract import load_model_module  # noqa: E402
 from edl.keras.network import KerasNetwork  # noqa: E402
+from edl.keras.replica import ModelReplica  # noqa: E402
 
 MODEL = """
 import keras, tensorflow as tf
@@ -56,8 +56,8 @@ def served(user: Any) -> KerasNetwork:
     )
 
 
-def local(user: Any) -> LocalModel:
-    return LocalModel(user, seed=1, sample=FEATURES)
+def local(user: Any) -> ModelReplica:
+    return ModelReplica(user, seed=1, rank_seed=None, sample=FEATURES)
 
 
 @pytest.mark.parametrize("build", [served, local])
@@ -105,8 +105,7 @@ def test_local_scales_the_loss_as_keras_fit(tmp_path: Path, caplog: pytest.LogCa
     )
     before = mine.model.get_weights()
     for _ in range(8):
-        _, finite = mine.train(FEATURES, LABELS, keep_if_not_finite=False)
-        assert finite
+        assert mine.take_step(FEATURES, LABELS).finite
         other.train_on_batch(FEATURES, LABELS)
     for found, expected, old in zip(mine.model.get_weights(), other.get_weights(), before, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-6)
@@ -118,13 +117,13 @@ def test_an_optimizer_that_scales_lowers_its_scale_where_gradients_overflow(tmp_
     scaling = "LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=2.0**20)"
     mine = local(module(tmp_path, scaling))
     before = mine.model.get_weights()
-    loss, finite = mine.train(FEATURES, LABELS, keep_if_not_finite=True)
-    assert finite
-    assert np.isfinite(loss)
-    assert loss < 100
+    step = mine.take_step(FEATURES, LABELS)
+    assert step.finite
+    assert np.isfinite(step.loss)
+    assert step.loss < 100
     assert float(mine.optimizer.dynamic_scale) == 2.0**19
     for found, old in zip(mine.model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(found, old)
     for _ in range(20):
-        mine.train(FEATURES, LABELS, keep_if_not_finite=True)
+        mine.take_step(FEATURES, LABELS)
     assert not np.array_equal(mine.model.get_weights()[0], before[0])

@@ -16,7 +16,6 @@ pytestmark = [
 
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
-from support.local_model import LocalModel  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.api.job_spec import ModelSpec  # noqa: E402
@@ -24,6 +23,7 @@ from edl.core import evaluation  # noqa: E402
 from edl.keras import model_contract  # noqa: E402
 from edl.keras.model_loss import ModelLoss  # noqa: E402
 from edl.keras.network import KerasNetwork  # noqa: E402
+from edl.keras.replica import ModelReplica  # noqa: E402
 from edl.worker.feed_pipeline import FeedError, FeedFunction  # noqa: E402
 
 RNG = np.random.default_rng(3)
@@ -83,21 +83,21 @@ def batches(*parts: Any) -> list[Any]:
 
 def by_edl(module: Any, labels: Any, weights: Any, epochs: int = 2) -> tuple[list[Any], dict[str, float]]:
     """Trained under Local, from seed 0."""
-    model = LocalModel(module, seed=0, sample=X[:1])
+    model = ModelReplica(module, seed=0, rank_seed=None, sample=X[:1])
     parts = (X, labels) if weights is None else (X, labels, weights)
     for _ in range(epochs):
         for batch in batches(*parts):
-            _, finite = model.train(*batch, keep_if_not_finite=False)
-            assert finite
+            assert model.take_step(*batch).finite
     for batch in batches(*parts):
         model.evaluate(*batch)
-    return [np.asarray(v) for v in model.model.weights], model.metric_values()
+    values = model.metric_values(evaluation.merge_metric_states({}, model.metric_states()))
+    return [np.asarray(v) for v in model.model.weights], values
 
 
 def by_keras(
     module: Any, labels: Any, weights: Any, *, class_weight: Any = None, epochs: int = 2, **compiled: Any
 ) -> tuple[list[Any], dict[str, float]]:
-    model = LocalModel(module, seed=0, sample=X[:1]).model
+    model = ModelReplica(module, seed=0, rank_seed=None, sample=X[:1]).model
     # A dozen steps: to trace them would take longer than to make them.
     model.compile(optimizer=keras.optimizers.SGD(0.05), run_eagerly=True, **compiled)
     parts = (X, labels) if weights is None else (X, labels, weights)

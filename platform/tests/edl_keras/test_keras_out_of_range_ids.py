@@ -18,7 +18,6 @@ pytestmark = [
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 from edl_keras.embedding_harness import write_export  # noqa: E402
-from support.local_model import LocalModel  # noqa: E402
 from support.text_keys import missing_keys  # noqa: E402
 from worker.loop_harness import LinearNetwork, LinearStep, LoopHarness, task  # noqa: E402
 
@@ -26,6 +25,7 @@ from edl.api.errors import BadInputError  # noqa: E402
 from edl.keras.model_contract import ModelModule  # noqa: E402
 from edl.keras.network import KerasNetwork  # noqa: E402
 from edl.keras.out_of_range_ids import id_out_of_range_error  # noqa: E402
+from edl.keras.replica import ModelReplica  # noqa: E402
 from edl.keras.user_callbacks import NoCallbacks  # noqa: E402
 from edl.keras.user_code import UserCodeError, user_code  # noqa: E402
 from edl.layers import Embedding  # noqa: E402
@@ -131,13 +131,13 @@ def test_negative_ids_of_a_dense_table_of_keras_are_refused_as_those_of_a_served
 
     labels = np.ones((1, 1), np.float32)
     built = network_of(model, DENSE)
-    local = LocalModel(built.module, seed=1, sample=None)
+    local = ModelReplica(built.module, seed=1, rank_seed=None, sample=None)
     slab = built.initial_values()
     does: Any = {
         ("ParameterServer", "train"): lambda ids: built.train(slab, {}, ids, labels),
         ("ParameterServer", "evaluate"): lambda ids: built.evaluate(slab, {}, ids, labels),
         ("ParameterServer", "predict"): lambda ids: built.predict(slab, {}, ids),
-        ("Local", "train"): lambda ids: local.train(ids, tf.constant(labels), keep_if_not_finite=False),
+        ("Local", "train"): lambda ids: local.take_step(ids, tf.constant(labels)),
         ("Local", "evaluate"): lambda ids: local.evaluate(ids, tf.constant(labels)),
         ("Local", "predict"): lambda ids: local.evaluate(ids, tf.constant(labels)),  # Local predicts to evaluate
     }[strategy, how]
@@ -216,10 +216,10 @@ def test_what_is_gathered_elsewhere_is_no_embedding() -> None:
 
 
 def test_strategy_local_tells_them_too() -> None:
-    model = LocalModel(network("int32", DENSE).module, seed=1, sample=None)
+    model = ModelReplica(network("int32", DENSE).module, seed=1, rank_seed=None, sample=None)
     features, labels = tf.constant([[1, 50]]), tf.ones([1, 1])
     for call in (
-        lambda: model.train(features, labels, keep_if_not_finite=False),
+        lambda: model.take_step(features, labels),
         lambda: model.evaluate(features, labels),
     ):
         with pytest.raises(BadInputError, match=r"id 50 .*'emb/embeddings'"):

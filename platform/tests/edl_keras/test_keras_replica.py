@@ -19,7 +19,6 @@ pytestmark = [
 
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
-from support.local_model import LocalModel  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.core.evaluation import merge_metric_states  # noqa: E402
@@ -844,9 +843,9 @@ def test_a_rank_that_only_follows_has_the_same_state() -> None:
 
 def test_arrays_have_the_names_of_strategy_local() -> None:
     user = module(noisy, optimizer=OPTIMIZERS["Adam"])
-    local = LocalModel(user, seed=3, sample=None)
+    local = ModelReplica(user, seed=3, rank_seed=None, sample=None)
     (replica,) = build(user, 1)
-    mine, other = replica.state_arrays(), local.arrays()
+    mine, other = replica.state_arrays(), local.state_arrays()
     left = {name for name in other if name not in mine}
     assert all(name.startswith("state/") for name in left)
     assert len(left) == 2
@@ -987,7 +986,7 @@ def test_a_digest_sees_a_single_bit() -> None:
 def test_evaluations_of_several_ranks_are_merged() -> None:
     user = module(eval_metrics_fn=lambda: {"mae": keras.metrics.MeanAbsoluteError()})
     replicas = build(user, 2)
-    local = LocalModel(user, seed=3, sample=None)
+    local = ModelReplica(user, seed=3, rank_seed=None, sample=None)
     ((x, y),) = minibatches(1)
     merged: dict[str, Any] = {}
     for replica, (features, labels) in zip(replicas, split((x, y), [5, 7]), strict=True):  # type: ignore[misc]
@@ -995,7 +994,8 @@ def test_evaluations_of_several_ranks_are_merged() -> None:
         replica.evaluate(features, labels)
         merged = merge_metric_states(merged, replica.metric_states())
     local.evaluate(x, y)
-    found, expected = replicas[0].metric_values(merged), local.metric_values()
+    found = replicas[0].metric_values(merged)
+    expected = local.metric_values(merge_metric_states({}, local.metric_states()))
     assert found.keys() == expected.keys() == {"loss", "mae"}
     assert found == pytest.approx(expected, rel=1e-5)
     assert replicas[0].metric_directions == local.metric_directions

@@ -14,12 +14,11 @@ pytestmark = [
 ]
 
 
-from support.local_model import LocalModel  # noqa: E402
-
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.api.job_spec import ModelSpec  # noqa: E402
 from edl.keras.model_contract import load_model_module  # noqa: E402
 from edl.keras.network import KerasNetwork  # noqa: E402
+from edl.keras.replica import ModelReplica  # noqa: E402
 
 MODEL = """
 import keras
@@ -79,12 +78,12 @@ def test_without_it_they_train_the_layer(tmp_path: Path) -> None:
 
 def test_local_hands_the_state_on_as_keras_does(tmp_path: Path) -> None:
     user = module(tmp_path)
-    mine = LocalModel(user, seed=1, sample=None)
+    mine = ModelReplica(user, seed=1, rank_seed=None, sample=None)
     other = user.make_model()
     other.set_weights(mine.model.get_weights())
     other.compile(optimizer=user.optimizer(), loss="mse", run_eagerly=True)
     for features, labels in zip(FEATURES, LABELS, strict=True):
-        loss, _ = mine.train(features, labels, keep_if_not_finite=False)
+        loss = mine.take_step(features, labels).loss
         assert loss == pytest.approx(float(other.train_on_batch(features, labels)), rel=1e-5)
         other.reset_metrics()
     states = zip(mine.model.get_layer("memory").states, other.get_layer("memory").states, strict=True)
@@ -95,12 +94,12 @@ def test_local_hands_the_state_on_as_keras_does(tmp_path: Path) -> None:
 
 def test_the_state_is_in_checkpoints_and_a_step_that_is_not_finite_leaves_it(tmp_path: Path) -> None:
     user = module(tmp_path)
-    whole, parted = (LocalModel(user, seed=2, sample=FEATURES[0]) for _ in range(2))
-    whole.train(FEATURES[0], LABELS[0], keep_if_not_finite=True)
-    saved = whole.arrays()
-    assert not whole.train(FEATURES[1] * np.nan, LABELS[1], keep_if_not_finite=True)[1]
-    np.testing.assert_equal(whole.arrays(), saved)
-    parted.restore(saved)
-    losses = [each.train(FEATURES[1], LABELS[1], keep_if_not_finite=True)[0] for each in (whole, parted)]
+    whole, parted = (ModelReplica(user, seed=2, rank_seed=None, sample=FEATURES[0]) for _ in range(2))
+    whole.take_step(FEATURES[0], LABELS[0])
+    saved = whole.state_arrays()
+    assert not whole.take_step(FEATURES[1] * np.nan, LABELS[1]).finite
+    np.testing.assert_equal(whole.state_arrays(), saved)
+    parted.load_state(saved)
+    losses = [each.take_step(FEATURES[1], LABELS[1]).loss for each in (whole, parted)]
     assert np.isfinite(losses[0])
     assert losses[0] == losses[1]

@@ -13,7 +13,6 @@ import pytest
 pytestmark = pytest.mark.tensorflow
 
 import keras  # noqa: E402
-from support.local_model import LocalModel  # noqa: E402
 from support.text_keys import missing_keys  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
@@ -21,6 +20,7 @@ from edl.api.job_spec import ModelSpec  # noqa: E402
 from edl.keras.model_building import refuse_lossy_export, refuse_unexportable_inputs  # noqa: E402
 from edl.keras.model_contract import load_model_module  # noqa: E402
 from edl.keras.network import KerasNetwork  # noqa: E402
+from edl.keras.replica import ModelReplica  # noqa: E402
 from edl.keras.user_callbacks import make_callbacks  # noqa: E402
 
 REST = """
@@ -114,7 +114,7 @@ def test_a_metric_that_call_updates_is_refused(tmp_path: Path, place: str) -> No
     call = "    def call(self, x):\n        self.m.update_state(x)\n        return super().call(x)\n"
     source = f"class Mine(Own):\n{IN_LAYERS[place]}\n{call}\ndef custom_model():\n    return Mine()\n"
     with pytest.raises(BadInputError) as error:
-        LocalModel(module(tmp_path, source), seed=1, sample=FEATURES)
+        ModelReplica(module(tmp_path, source), seed=1, rank_seed=None, sample=FEATURES)
     assert not missing_keys(error.value.message, "Mine", "'act'", "Mean")
     assert "eval_metrics_fn()" in str(error.value.hint)
 
@@ -233,8 +233,8 @@ def test_a_compiled_model_is_refused(tmp_path: Path, options: str, named: str) -
 def test_others_are_trained_under_every_strategy(tmp_path: Path, body: str) -> None:
     user = module(tmp_path, f"def custom_model():\n    {body}\n")
     labels = np.ones((3, 1), np.float32)
-    local = LocalModel(user, seed=1, sample=FEATURES)
-    loss, _ = local.train(FEATURES, labels, keep_if_not_finite=False)
+    local = ModelReplica(user, seed=1, rank_seed=None, sample=FEATURES)
+    loss = local.take_step(FEATURES, labels).loss
     served = KerasNetwork.build(
         user, seed=1, embedding_threshold=1 << 20, ps_of_variable=lambda name: 0, ps_count=1, sample=FEATURES
     )

@@ -13,11 +13,11 @@ pytestmark = pytest.mark.tensorflow
 
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
-from support.local_model import LocalModel  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.keras.model_contract import ModelModule  # noqa: E402
 from edl.keras.network import KerasNetwork, StepResult  # noqa: E402
+from edl.keras.replica import ModelReplica  # noqa: E402
 from edl.numerics.initializers import initial_rows  # noqa: E402
 
 RNG = np.random.default_rng(0)
@@ -220,9 +220,9 @@ def test_a_variable_without_decay_may_be_without_gradient() -> None:
 @pytest.mark.filterwarnings("ignore:Gradients do not exist for variables:UserWarning")  # Keras says it by itself
 @pytest.mark.parametrize("optimizer", [keras.optimizers.Ftrl, keras.optimizers.AdamW])
 def test_local_leaves_it_alone_as_keras_does(optimizer: Any) -> None:
-    model = LocalModel(module_of(TwoHeads, optimizer(0.1)), seed=1, sample=NUMBERS)
+    model = ModelReplica(module_of(TwoHeads, optimizer(0.1)), seed=1, rank_seed=None, sample=NUMBERS)
     before = {weight.path: weight.numpy() for weight in model.model.weights}
-    model.train(NUMBERS, LABELS, keep_if_not_finite=False)
+    model.take_step(NUMBERS, LABELS)
     after = {weight.path: weight.numpy() for weight in model.model.weights}
     moved = {path for path, value in before.items() if not np.array_equal(value, after[path])}
     assert moved == {"two_heads/dense/kernel", "two_heads/dense/bias"}

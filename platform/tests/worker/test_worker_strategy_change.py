@@ -18,7 +18,6 @@ pytestmark = [
 
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
-from support.local_model import LocalModel  # noqa: E402
 
 from edl.api.errors import BadInputError, StorageError  # noqa: E402
 from edl.core.partition import initial_placement, owner_of_name, slot_of_row  # noqa: E402
@@ -392,13 +391,13 @@ def test_local_and_all_reduce_load_each_others_checkpoints_with_any_optimizer() 
     def minibatches(first: int, end: int) -> list[tuple[Any, Any]]:
         return [(features[1], labels) for features, labels in map(minibatch, range(first, end))]
 
-    def make_local() -> LocalModel:
-        return LocalModel(module, seed=3, sample=minibatch(0)[0][1])
+    def make_local() -> ModelReplica:
+        return ModelReplica(module, seed=3, rank_seed=None, sample=minibatch(0)[0][1])
 
-    def train(model: LocalModel, first: int, end: int) -> Arrays:
+    def train(model: ModelReplica, first: int, end: int) -> Arrays:
         for features, labels in minibatches(first, end):
-            assert model.train(features, labels, keep_if_not_finite=False)[1]
-        return model.arrays()
+            assert model.take_step(features, labels).finite
+        return model.state_arrays()
 
     module = replace(make_module(lambda: optimizers.Adam(0.01, use_ema=True)), make_model=make_seeded_model)
     expected = train(make_local(), 0, STEPS + BEFORE)
@@ -408,8 +407,8 @@ def test_local_and_all_reduce_load_each_others_checkpoints_with_any_optimizer() 
         replica.apply(replica.compute(features, labels).weight)
     saved, back = replica.state_arrays(), make_local()
     with pytest.raises(BadInputError, match="state/0"):
-        back.restore(saved)
-    back.restore(saved, by_ranks=True)
+        back.load_state(saved)
+    back.load_state(saved, by_ranks=True)
     found = train(back, STEPS, STEPS + BEFORE)
     assert found.keys() == expected.keys() > saved.keys()
     for name in saved:
