@@ -32,6 +32,7 @@ from edl.api.strategy import Strategy
 from edl.core.evaluation import CallbackSpec
 from edl.data.reader import Reader
 from edl.keras import monitor_callbacks
+from edl.keras.callback_changes import StepSettings
 from edl.keras.model_contract import block_weight_methods
 from edl.keras.monitor_callbacks import refuse_unsupported_callbacks
 from edl.keras.user_code import source_file, user_code
@@ -163,6 +164,9 @@ class NoCallbacks:
     def begin_epoch(self, epoch: int) -> None:
         """Call the callbacks if this task is the first one of an epoch."""
 
+    def end_epoch(self) -> None:
+        """End the present epoch, if one has begun."""
+
     def begin_test(self) -> None:
         """Call the callbacks before an evaluation task."""
 
@@ -239,12 +243,18 @@ class KerasCallbacks:
         self._trains_locally = trains_locally
         self._training_begun = False
         self._epoch: int | None = None
+        self._begun_epoch: int | None = None
+        """The newest one that has begun; it may be over."""
         self._epoch_loss_sum, self._epoch_steps = 0.0, 0
         self._has_logged_stop = False
         if not trains_locally:
             block_weight_methods(model)
+        self._settings = StepSettings(model)
+        self._all_callbacks: list[Any] = []
+        self._writers: dict[str, str] = {}
+        """By method: the user's own ones that are called, as messages name them."""
         with self._calling_user_code("set_model"):
-            other_callbacks = keras.tree.flatten(list(callbacks))
+            other_callbacks = self._all_callbacks = keras.tree.flatten(list(callbacks))
             deciding_callbacks = [each for each in other_callbacks if monitor_callbacks.is_monitor(each)]
             other_callbacks = [each for each in other_callbacks if not monitor_callbacks.is_monitor(each)]
             refuse_unsupported_callbacks(other_callbacks, trains_locally=trains_locally)
@@ -337,7 +347,7 @@ class KerasCallbacks:
             return
         self.end_other_epoch(epoch)
         self.begin_training()
-        self._epoch = epoch
+        self._epoch = self._begun_epoch = epoch
         with self._calling_user_code("on_epoch_begin"):
             if self._scheduled_rates is not None:
                 self._scheduled_rates.assign_epoch_rate(epoch)
@@ -352,7 +362,12 @@ class KerasCallbacks:
 
     def end_other_epoch(self, epoch: int) -> None:
         """End the present epoch, if it is another one than this."""
-        if self._epoch is not None and self._epoch != epoch:
+        if self._epoch != epoch:
+            self.end_epoch()
+
+    def end_epoch(self) -> None:
+        """End the present epoch, if one has begun."""
+        if self._epoch is not None:
             self._end_epoch(self._epoch)
             self._epoch = None
 
@@ -376,8 +391,7 @@ class KerasCallbacks:
         """Call the callbacks at the end of training."""
         if not self._training_begun:
             return
-        if self._epoch is not None:
-            self._end_epoch(self._epoch)
+        self.end_epoch()
         with self._calling_user_code("on_train_end"):
             self._callback_list.on_train_end()
 
@@ -444,7 +458,7 @@ class KerasCallbacks:
         """The state that a resumed run needs, as JSON."""
         best = {getattr(callback, "best_epoch", -1) for callback in self._monitors}
         return {
-            "epoch": self._epoch,
+            "epoch": self._begun_epoch,
             "evaluations": self._evaluation_count,
             "evaluated_at": self._last_evaluated_step,
             "values": [
@@ -494,6 +508,7 @@ class KerasCallbacks:
         with user_code(self._zoo, f"{name}() of a callback"):
             yield
         # Checked after every call, because any method may set it.
+        self._refuse_changes(name.partition(" ")[0])
         if not self._trains_locally and getattr(self._model, "stop_training", False):
             # Steps may be made again after a rollback: then the callbacks decide again.
             self._model.stop_training = False
@@ -503,6 +518,14 @@ class KerasCallbacks:
                     "a callback set model.stop_training: the job ends when the records that workers hold are done"
                 )
             self._on_stop()
+
+    def _refuse_changes(self, method: str) -> None:
+        """Refuse what a callback has changed in this method; Keras' own callbacks change nothing of it."""
+        if method not in self._writers:
+            own = (type(each).__name__ for each in self._all_callbacks if is_user_defined(each, method))
+            self._writers[method] = " or ".join(f"{name}.{method}()" for name in own)
+        if place := self._writers[method]:
+            self._settings.refuse_changes(place)
 
 
 class _CallbackList(keras.callbacks.CallbackList):  # type: ignore[misc]  # Keras has no types

@@ -531,6 +531,51 @@ def test_averaged_weights_are_what_is_evaluated_and_exported_as_by_keras_fit(
     assert last["mae"] == pytest.approx(np.abs(model(rows[:, :2]) - rows[:, 2:]).mean(), rel=1e-4)
 
 
+ENDS = """
+import pathlib
+
+class Ends(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        self.begun = epoch
+
+    def on_epoch_end(self, epoch, logs=None):
+        with pathlib.Path({log!r}).open("a") as log:
+            weights = [float(weight.sum()) for weight in self.model.get_weights()]
+            log.write(json.dumps([epoch, self.begun, int(self.model.optimizer.iterations), weights]) + "\\n")
+        self.model.stop_training = epoch == 2
+
+def callbacks():
+    return [Ends()]
+"""
+
+
+def test_an_epoch_ends_before_another_step_and_before_weights_are_averaged(
+    train_locally: Callable[..., LocalTraining], tmp_path: Path
+) -> None:
+    """As in ``fit``: a stop there is the end, and ``use_ema`` makes the averages the weights after it."""
+    import keras
+
+    source = PLAIN.split("class Mine")[0].replace("Adam(0.3)", "Adam(0.3, use_ema=True, ema_momentum=0.8)")
+    source = "import json\n" + source + ENDS
+    mine, theirs = tmp_path / "mine.jsonl", tmp_path / "theirs.jsonl"
+    job = train_locally(source.replace("{log!r}", repr(str(mine))))
+    run, code = job.run(minibatch_size=50, minibatches_per_task=1, epochs=9)
+    assert code == 0
+    assert [e.step for e in events(run) if e.kind == "checkpoint_saved"] == [3]
+    rows = np.loadtxt(job.folder / "data.csv", delimiter=",", dtype=np.float32)
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(0)
+    scope: dict[str, Any] = {}
+    exec(source.replace("{log!r}", repr(str(theirs))), scope)
+    model = scope["custom_model"]()
+    model.compile(scope["optimizer"](), loss="mse", run_eagerly=True)
+    model.fit(rows[:, :2], rows[:, 2:], batch_size=50, epochs=9, verbose=0, callbacks=scope["callbacks"]())
+    found, expected = ([json.loads(line) for line in path.read_text().splitlines()] for path in (mine, theirs))
+    assert [each[:3] for each in found] == [each[:3] for each in expected] == [[0, 0, 1], [1, 1, 2], [2, 2, 3]]
+    for ours, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours[3], wanted[3], rtol=2e-3, atol=1e-5)
+
+
 STOPS = """
 import os, signal
 

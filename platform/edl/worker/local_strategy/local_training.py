@@ -365,7 +365,10 @@ class LocalTraining:
         if getattr(self._model.model, "stop_training", False):
             self._stopped = True
             return
-        # Two ledgers with the same steps, because the feeding thread is ahead of training.
+        # Three ledgers with the same steps: the feeding thread is ahead of training, and an epoch ends with its last
+        # step, not with the first one of the next epoch.
+        following = (each.epoch for each in rest(self._remaining_ledger(sources)))
+        next(following, None)
         ahead = feed_in_background(self._feeders("training"), self._read(rest(self._remaining_ledger(sources))))
         for plan, minibatch in zip(rest(self._ledger), measure_wait(ahead, self._report.warn), strict=True):
             self._watcher.begin_epoch(plan.epoch)
@@ -373,7 +376,10 @@ class LocalTraining:
             self._leave_if_stopped()
             if train.evaluation_steps and self._step % train.evaluation_steps == 0:
                 self._evaluate(final=False)
-            # After the evaluation: the checkpoint contains the state that callbacks got from it.
+            # As in fit: after the evaluation, and before another step or the averages of use_ema.
+            if next(following, None) != plan.epoch or getattr(self._model.model, "stop_training", False):
+                self._watcher.end_epoch()
+            # After both: the checkpoint contains the state that callbacks got from them.
             if every is not None and self._step % every.every_steps == 0:
                 self._save()
             if getattr(self._model.model, "stop_training", False):

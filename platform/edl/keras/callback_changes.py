@@ -1,0 +1,142 @@
+"""What a callback may not change: it is found after each of a callback's methods, and refused by name.
+
+The learning rate, ``model.stop_training`` and the values of variables have their effect. What the traced steps are made
+of has none, because they are traced already and their optimizer is made. In ``keras.Model.fit`` it has no effect
+either, or ends in an error that names something else.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import keras
+
+from edl.api.errors import BadInputError
+
+_ATTRIBUTES = ("loss", "jit_compile", "run_eagerly", "steps_per_execution")
+_METHODS = (
+    "call",
+    "compute_loss",
+    "compute_metrics",
+    "make_train_function",
+    "predict_step",
+    "test_step",
+    "train_function",
+    "train_step",
+)
+_IN_MODEL_FUNCTION = "set it in the function that makes the model"
+_IN_OPTIMIZER = (
+    "set it where the optimizer is made; a callback may assign a number to model.optimizer.learning_rate, and a "
+    "schedule of keras.optimizers.schedules needs no callback"
+)
+_TWO_JOBS = (
+    f"{_IN_MODEL_FUNCTION}. To train more layers later, train a second job, whose model.init_from names the first one"
+)
+_MISSING = object()
+
+
+class StepSettings:
+    """What the steps of a model are made of.
+
+    Args:
+        model: the model that callbacks see; its optimizer is set.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        layers = [(layer, _name_layer(layer, model)) for layer in model._flatten_layers()]
+        variables = [(variable, f"the variable '{variable.path}'") for variable in model.variables]
+        self._trainable = [(each, name, each.trainable) for each, name in (*layers, *variables)]
+        self._compiled = _read_compiled(model)
+        self._attributes = list(_read_attributes(model))
+        # Also those that only a train_step of the user's names.
+        self._optimizers = {name: each for name, each in vars(model).items() if _is_optimizer(each) and name[0] != "_"}
+        self._hyperparameters = list(_read_hyperparameters(self._optimizers.values()))
+        self._metrics = tuple(model._metrics)
+
+    def refuse_changes(self, place: str) -> None:
+        """Raise if one of them is another one now.
+
+        Args:
+            place: the method that was called, as messages name it.
+
+        Raises:
+            BadInputError: names it.
+        """
+        for what, hint in self._find_changes():
+            raise BadInputError(f"{place} {what}: the steps of the job are made already", hint=hint)
+
+    def _find_changes(self) -> Iterator[tuple[str, str]]:
+        model = self._model
+        if _read_compiled(model) is not self._compiled:
+            yield "calls model.compile()", "compile the model in the function that makes it"
+        for name, optimizer in self._optimizers.items():
+            if getattr(model, name, None) is not optimizer:
+                yield f"sets model.{name}", _IN_OPTIMIZER
+        for (name, old), (_, new) in zip(self._attributes, _read_attributes(model), strict=True):
+            if not _is_same(old, new):
+                yield f"sets model.{name}", _IN_MODEL_FUNCTION
+        for each, name, old in self._trainable:
+            if each.trainable != old:
+                yield f"changes `trainable` of {name}", _TWO_JOBS
+        now = _read_hyperparameters(self._optimizers.values())
+        for (kind, name, old), (_, _, new) in zip(self._hyperparameters, now, strict=True):
+            if name == _RATE and old is not new:
+                yield f"replaces the learning rate of {kind} by a {type(new).__name__}", _IN_OPTIMIZER
+            elif not _is_same(old, new):
+                yield f"sets '{name}' of {kind} from {old!r} to {new!r}", _IN_OPTIMIZER
+        if len(model._metrics) > len(self._metrics):
+            yield (
+                f"adds the metric '{model._metrics[-1].name}' to the model, which no step updates",
+                "keep it in the callback itself; metrics of evaluations are those of compile() or eval_metrics_fn()",
+            )
+
+
+_RATE = "_learning_rate"
+
+
+def _name_layer(layer: Any, model: Any) -> str:
+    return "the model" if layer is model else f"the layer '{layer.name}'"
+
+
+def _read_compiled(model: Any) -> Any:
+    # Keras makes a new one with each compile().
+    return getattr(model, "_compile_config", None)
+
+
+def _read_attributes(model: Any) -> Iterator[tuple[str, Any]]:
+    for name in _ATTRIBUTES:
+        yield name, getattr(model, name, _MISSING)
+    for name in _METHODS:
+        yield name, vars(model).get(name, _MISSING)
+
+
+def _is_optimizer(value: Any) -> bool:
+    return isinstance(value, keras.optimizers.Optimizer)
+
+
+def _read_hyperparameters(optimizers: Iterable[Any]) -> Iterator[tuple[str, str, Any]]:
+    """Class of each optimizer, name and value of what it was made with."""
+    inner = [getattr(each, "inner_optimizer", None) for each in optimizers]
+    for each in (*optimizers, *(one for one in inner if one is not None)):
+        yield type(each).__name__, _RATE, vars(each).get(_RATE)
+        for name in _argument_names(type(each)):
+            yield type(each).__name__, name, vars(each).get(name, _MISSING)
+
+
+def _argument_names(kind: type) -> list[str]:
+    names = {
+        name
+        for base in kind.__mro__
+        if issubclass(base, keras.optimizers.Optimizer)
+        for name in inspect.signature(base.__init__).parameters  # type: ignore[misc]
+    }
+    return sorted(names - {"self", "args", "kwargs", "name"})
+
+
+def _is_same(old: Any, new: Any) -> bool:
+    if old is new:
+        return True
+    return isinstance(old, bool | int | float | str) and type(old) is type(new) and old == new

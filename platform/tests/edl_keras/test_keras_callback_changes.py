@@ -1,0 +1,225 @@
+"""What a callback changes while a model trains: it has the effect that it has in ``fit``, or is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.repetition import repetition
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras with NumPy 2
+]
+
+import keras  # noqa: E402
+from support.local_model import LocalModel  # noqa: E402
+
+from edl.api.errors import BadInputError  # noqa: E402
+from edl.api.job_spec import ModelSpec  # noqa: E402
+from edl.keras.model_contract import load_model_module  # noqa: E402
+from edl.keras.user_callbacks import make_callbacks  # noqa: E402
+
+MODEL = """
+import keras
+
+def custom_model():
+    model = keras.Sequential([
+        keras.Input((3,)),
+        keras.layers.Dense(4, activation="tanh", name="hidden"),
+        keras.layers.BatchNormalization(name="norm", scale=False, center=False),
+        keras.layers.Dense(1, name="head"),
+    ])
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", jit_compile=False)
+    return model
+
+def feed(dataset, mode, metadata):
+    return dataset
+"""
+STEPS, EPOCHS, BATCH = 3, 3, 8
+X = np.random.default_rng(7).normal(size=(STEPS * BATCH, 3)).astype(np.float32)
+Y = X[:, :1] * X[:, 1:2]
+Act = Callable[[Any], Any]
+
+
+class Acting(keras.callbacks.Callback):  # type: ignore[misc]
+    """Does something with the model in one call of one of its methods."""
+
+    def __init__(self, method: str, number: int, act: Act) -> None:
+        super().__init__()
+        self.calls = 0
+
+        def call(*_: Any, **__: Any) -> None:
+            self.calls += 1
+            if self.calls == number + 1:
+                act(self.model)
+
+        setattr(self, method, call)
+
+
+def train(folder: Path, callback: Any, epochs: int = EPOCHS, *, local: bool = True) -> LocalModel:
+    """As the process of strategy Local does; or, not ``local``, only the calls of a worker of parameter servers."""
+    (folder / "own.py").write_text(MODEL)
+    module = load_model_module(ModelSpec(zoo=str(folder), definition="own.custom_model", params={}))
+    model = LocalModel(module, seed=0, sample=X[:1])
+    watcher = make_callbacks(
+        lambda: [callback],
+        model.model,
+        model.optimizer,
+        folder,
+        trains_locally=local,
+        check_monitors=lambda found: None,
+    )
+    for step in range(epochs * STEPS):
+        watcher.begin_epoch(step // STEPS)
+        watcher.begin_step(step)
+        part = slice(step % STEPS * BATCH, (step % STEPS + 1) * BATCH)
+        loss = model.take_step(X[part], Y[part]).loss if local else 1.0
+        watcher.end_step(step, loss)
+        if (step + 1) % STEPS == 0:
+            watcher.end_epoch()
+        if model.model.stop_training:
+            break
+    watcher.end_training()
+    return model
+
+
+def fit(callback: Any) -> Any:
+    scope: dict[str, Any] = {}
+    exec(MODEL, scope)
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(0)
+    model = scope["custom_model"]()
+    model.fit(X, Y, batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=[callback])
+    return model
+
+
+def set_rate(model: Any) -> None:
+    model.optimizer.learning_rate = 0.01
+
+
+def halve_weights(model: Any) -> None:
+    model.set_weights([0.5 * weight for weight in model.get_weights()])
+
+
+def stop(model: Any) -> None:
+    model.stop_training = True
+
+
+EFFECTS: dict[str, tuple[str, int, Act]] = {
+    "a rate is set": ("on_epoch_begin", 1, set_rate),
+    "a rate is assigned": ("on_train_batch_end", 3, lambda model: model.optimizer.learning_rate.assign(0.02)),
+    "weights are set": ("on_train_batch_begin", 4, halve_weights),
+    "a layer's weight is assigned": (
+        "on_epoch_end",
+        0,
+        lambda model: model.get_layer("head").kernel.assign(np.ones((4, 1), np.float32)),
+    ),
+    "slots are set": (
+        "on_epoch_begin",
+        2,
+        lambda model: [v.assign(0 * v) for v in model.optimizer.variables if "momentum" in v.path],
+    ),
+    "stop": ("on_train_batch_end", 4, stop),
+    "stop at the end of an epoch": ("on_epoch_end", 1, stop),
+}
+
+
+@pytest.mark.parametrize("case", ["a rate is set", "weights are set", *map(repetition, list(EFFECTS)[1:])])
+def test_what_takes_effect_is_what_it_is_in_fit(tmp_path: Path, case: str) -> None:
+    model, plain = train(tmp_path, Acting(*EFFECTS[case])), fit(Acting(*EFFECTS[case]))
+    assert int(model.optimizer.iterations) == int(plain.optimizer.iterations)
+    for mine, theirs in zip(model.model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-7)
+
+
+REFUSED: dict[str, tuple[Act, Sequence[str]]] = {
+    "compile": (lambda model: model.compile("adam", "mae"), ("model.compile()",)),
+    "compile again alike": (lambda model: model.compile(model.optimizer, "mse"), ("model.compile()",)),
+    "an optimizer": (lambda model: setattr(model, "optimizer", keras.optimizers.SGD(0.1)), ("model.optimizer",)),
+    "a loss": (lambda model: setattr(model, "loss", "mae"), ("model.loss",)),
+    "compiled by XLA": (lambda model: setattr(model, "jit_compile", True), ("model.jit_compile",)),
+    "eager": (lambda model: setattr(model, "run_eagerly", True), ("model.run_eagerly",)),
+    "several steps": (lambda model: setattr(model, "steps_per_execution", 2), ("model.steps_per_execution",)),
+    "a step": (lambda model: setattr(model, "train_step", lambda data: {}), ("model.train_step",)),
+    "a call": (lambda model: setattr(model, "call", lambda x: x), ("model.call",)),
+    "a frozen layer": (lambda model: setattr(model.layers[0], "trainable", False), ("`trainable`", "'hidden'")),
+    "a layer without trained variables": (
+        lambda model: setattr(model.get_layer("norm"), "trainable", False),
+        ("`trainable`", "'norm'"),
+    ),
+    "a frozen model": (lambda model: setattr(model, "trainable", False), ("`trainable`", "the model")),
+    "a frozen variable": (
+        lambda model: setattr(model.get_layer("head").bias, "trainable", False),
+        ("`trainable`", "head/bias'"),
+    ),
+    "momentum": (lambda model: setattr(model.optimizer, "momentum", 0.5), ("'momentum'", "SGD", "0.9", "0.5")),
+    "clipping": (lambda model: setattr(model.optimizer, "clipnorm", 1.0), ("'clipnorm'", "SGD")),
+    "a schedule": (
+        lambda model: setattr(
+            model.optimizer, "learning_rate", keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.9)
+        ),
+        ("learning rate", "SGD", "ExponentialDecay"),
+    ),
+    "a metric": (lambda model: setattr(model, "seen", keras.metrics.Mean("seen")), ("the metric 'seen'",)),
+}
+
+
+@pytest.mark.parametrize("case", ["compile", "a frozen layer", "momentum", *map(repetition, REFUSED)])
+def test_what_steps_cannot_follow_is_refused_by_name(tmp_path: Path, case: str) -> None:
+    act, names = REFUSED[case]
+    with pytest.raises(BadInputError) as refused:
+        train(tmp_path, Acting("on_epoch_begin", 1, act))
+    assert all(each in refused.value.message for each in (*names, "Acting.on_epoch_begin()")), refused.value.message
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("method", "number"),
+    [
+        ("on_train_batch_end", 2),
+        repetition("set_model", 0),
+        repetition("on_train_begin", 0),
+        repetition("on_epoch_end", 0),
+    ],
+)
+def test_it_is_refused_wherever_the_callback_does_it(tmp_path: Path, method: str, number: int) -> None:
+    """Also with parameter servers, whose workers have a model that nobody trains."""
+
+    class Compiling(keras.callbacks.Callback):  # type: ignore[misc]
+        pass
+
+    calls: list[None] = []
+
+    def compile_model(self: Any, *arguments: Any, **_: Any) -> None:
+        if method == "set_model":
+            self._model = arguments[0]
+        calls.append(None)
+        if len(calls) == number + 1:
+            self.model.compile("adam", "mae")
+
+    setattr(Compiling, method, compile_model)
+    for local in (True, False):
+        calls.clear()
+        with pytest.raises(BadInputError, match=rf"Compiling\.{method}\(\) .*model\.compile\(\)"):
+            train(tmp_path, Compiling(), local=local)
+
+
+def test_what_the_callbacks_own_objects_do_is_free(tmp_path: Path) -> None:
+    """It may keep metrics and models, read settings of the trained one, and assign what a setting is already."""
+    kept: dict[str, Any] = {}
+
+    def act(model: Any) -> None:
+        kept["metric"] = keras.metrics.Mean("mine")
+        kept["copy"] = keras.models.clone_model(model)
+        kept["copy"].compile("adam", "mse")
+        kept["settings"] = model.jit_compile, model.trainable_weights, model.optimizer.get_config()
+        model.optimizer.momentum = 0.9
+        model.get_layer("head").trainable = True
+        model.notes = ["of the user's"]
+
+    train(tmp_path, Acting("on_epoch_begin", 0, act))
+    assert kept["settings"]
