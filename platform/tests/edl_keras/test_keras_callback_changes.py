@@ -16,11 +16,11 @@ pytestmark = [
 ]
 
 import keras  # noqa: E402
-from support.local_model import LocalModel  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.api.job_spec import ModelSpec  # noqa: E402
 from edl.keras.model_contract import load_model_module  # noqa: E402
+from edl.keras.replica import ModelReplica  # noqa: E402
 from edl.keras.user_callbacks import make_callbacks  # noqa: E402
 
 MODEL = """
@@ -60,11 +60,11 @@ class Acting(keras.callbacks.Callback):  # type: ignore[misc]
         setattr(self, method, call)
 
 
-def train(folder: Path, callback: Any, epochs: int = EPOCHS, *, local: bool = True) -> LocalModel:
+def train(folder: Path, callback: Any, epochs: int = EPOCHS, *, local: bool = True) -> ModelReplica:
     """As the process of strategy Local does; or, not ``local``, only the calls of a worker of parameter servers."""
     (folder / "own.py").write_text(MODEL)
     module = load_model_module(ModelSpec(zoo=str(folder), definition="own.custom_model", params={}))
-    model = LocalModel(module, seed=0, sample=X[:1])
+    model = ModelReplica(module, seed=0, rank_seed=None, sample=X[:1])
     watcher = make_callbacks(
         lambda: [callback],
         model.model,
