@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.lib.stride_tricks import sliding_window_view
 
 Floats = npt.NDArray[np.float64]
 Hashes = npt.NDArray[np.uint64]
@@ -26,6 +27,8 @@ COUNTERS = 4096
 """Values that are counted at the same time."""
 TEXT_BYTES = 256
 """Frequent values are compared by so many bytes."""
+_MOST_LENGTHS, _LONGEST_BY_LENGTH = 64, 4096
+"""Texts of one length are hashed together where there are so few lengths, and no text has more bytes."""
 
 
 @dataclass
@@ -101,7 +104,8 @@ class QuantileSketch:
         if len(values) < 2 * LEVEL_VALUES:
             self.levels[level] = values
             return
-        values.sort()
+        # Above the first level, what is held and what comes are sorted runs, which a stable sort only merges.
+        values.sort(kind="stable" if level else None)
         even = len(values) // 2 * 2
         self.levels[level] = values[even:]
         raised = values[int(self.takes_odd[level]) : even : 2]
@@ -242,11 +246,25 @@ def hash_bytes(array: Any) -> Hashes:
     bounds = np.frombuffer(ends, np.int64)[array.offset : array.offset + len(array) + 1]
     data = np.frombuffer(content or b"", np.uint8)[bounds[0] : bounds[-1]]
     begins, lengths = bounds[:-1] - bounds[0], np.diff(bounds)
+    longest = int(lengths.max())
+    factors = _mix(np.arange(longest, dtype=np.uint64))
+    sizes = np.flatnonzero(np.bincount(lengths)) if longest <= _LONGEST_BY_LENGTH else ()
+    if 0 < len(sizes) <= _MOST_LENGTHS:
+        return _mix(_sum_by_length(data, begins, lengths, sizes, factors) + _mix(lengths.astype(np.uint64)))
     places = np.arange(len(data), dtype=np.int64) - np.repeat(begins, lengths)
-    factors = _mix(np.arange(int(lengths.max(initial=0)), dtype=np.uint64))
     # An unsigned sum wraps around, so a difference of two sums is right.
     sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum((data + np.uint64(1)) * factors[places], dtype=np.uint64)))
     return _mix(sums[begins + lengths] - sums[begins] + _mix(lengths.astype(np.uint64)))
+
+
+def _sum_by_length(data: Any, begins: Any, lengths: Any, sizes: Any, factors: Hashes) -> Hashes:
+    """The sums of ``hash_bytes``: texts of one length are the rows of a matrix, which takes a fourth of the time."""
+    sums = np.zeros(len(begins), np.uint64)
+    for size in sizes[sizes > 0].tolist():
+        chosen = np.flatnonzero(lengths == size)
+        rows = sliding_window_view(data, size)[begins[chosen]]
+        sums[chosen] = rows.astype(np.uint64) @ factors[:size] + factors[:size].sum(dtype=np.uint64)
+    return sums
 
 
 def _mix(values: Hashes) -> Hashes:

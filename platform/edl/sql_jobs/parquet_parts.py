@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from edl.api.errors import BadInputError
@@ -18,6 +20,7 @@ _MOST_GROUP_ROWS, _FEWEST_GROUP_ROWS = 65_536, 1024
 _GROUP_CELLS = 1 << 23
 _GROUP_BYTES = 64 << 20
 _PART_GROUPS = 16
+_SEEN_TEXTS = 4096
 
 
 class NoRowsError(BadInputError):
@@ -106,7 +109,7 @@ class PartWriter:
             if self._digest is None:
                 self._digest = ContentDigest(schema)
             self._schemas.append(schema)
-            self._writer = self._open(self._name(len(self._schemas) - 1), schema)
+            self._writer = self._open(self._name(len(self._schemas) - 1), table)
             self._groups = 0
         self._writer.write_table(table, row_group_size=max(1, table.num_rows))
         self._groups += 1
@@ -114,11 +117,11 @@ class PartWriter:
         self._digest.update(table)
         self._nulls = self._nulls + np.array([column.null_count for column in table.columns])
 
-    def _open(self, path: Path, schema: pa.Schema) -> pq.ParquetWriter:
-        texts = [field.name for field in schema if pa.types.is_string(field.type)]
+    def _open(self, path: Path, first: pa.Table) -> pq.ParquetWriter:
+        repeated = [field.name for field in first.schema if _is_repeated_text(first[field.name])]
         # Statistics of thousands of columns are most of a footer.
         return pq.ParquetWriter(
-            path, schema, compression="snappy", use_dictionary=texts, write_statistics=False, store_schema=True
+            path, first.schema, compression="lz4", use_dictionary=repeated, write_statistics=False, store_schema=True
         )
 
     def _close_part(self) -> None:
@@ -137,14 +140,22 @@ class PartWriter:
                     self._digest.update(table)
                 continue
             temporary = path.with_suffix(".tmp")
-            with self._open(temporary, final) as writer:
+            with ExitStack() as stack:
+                writer: pq.ParquetWriter | None = None
                 for table in _groups(path):
                     widened = table.cast(final)
+                    writer = writer or stack.enter_context(self._open(temporary, widened))
                     writer.write_table(widened, row_group_size=max(1, widened.num_rows))
                     self._digest.update(widened)
             sync_file(temporary)
             temporary.replace(path)
             self._schemas[number] = final
+
+
+def _is_repeated_text(column: pa.ChunkedArray) -> bool:
+    """Whether the first texts of a column come again. For others a dictionary takes time and saves nothing."""
+    first = column[:_SEEN_TEXTS]
+    return bool(pa.types.is_string(column.type) and 2 * pc.count_distinct(first).as_py() <= len(first))
 
 
 def final_type(kind: pa.DataType) -> pa.DataType:

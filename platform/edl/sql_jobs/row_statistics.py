@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import string
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -62,7 +63,8 @@ def collect_facts(files: Rows, label: str, threads: int = 2) -> list[ColumnFacts
     statistics = _summarize(files, taken, threads) if taken else TableStatistics()
     rows = count_rows(files)
     facts = [_facts_of(field, statistics, rows) for field in schema]
-    words = _count_words(files, [each for each in facts if each.kind == "text" and each.distinct > MOST_ONE_HOT])
+    texts = [each.name for each in facts if each.kind == "text" and each.distinct > MOST_ONE_HOT]
+    words = _count_words(files, texts, threads)
     copies = _find_copies(files, facts, label)
     return [
         _replaced(each, words.get(each.name), copies_label=each.name in copies) if each.count else each
@@ -196,32 +198,47 @@ def read_column_batches(files: Rows, columns: Sequence[str]) -> Iterator[Any]:
             yield from opened.iter_batches(rows, columns=list(columns))
 
 
-def _count_words(files: Rows, texts: Sequence[ColumnFacts]) -> Mapping[str, tuple[float, tuple[str, ...]]]:
+@dataclass
+class _TextWords:
+    """Words of a text column.
+
+    Attributes:
+        words: number of them in all texts so far.
+        texts: number of these.
+        frequent: counted as long as the texts are language.
+    """
+
+    words: int = 0
+    texts: int = 0
+    frequent: FrequentValues = field(default_factory=FrequentValues)
+
+    def add(self, texts: Any) -> None:
+        """Count the words of texts, some of which may be NULL."""
+        texts = texts.drop_null()
+        parts = pc.split_pattern_regex(pc.utf8_trim_whitespace(plain_words(texts)), r"\s+")
+        self.words += int(pc.sum(pc.list_value_length(parts)).as_py() or 0)
+        self.texts += len(texts)
+        if self.words >= TEXT_WORDS * self.texts:
+            words = parts.flatten()
+            self.frequent.add(words.filter(pc.not_equal(words, "")).cast(pa.large_string()))
+
+
+def _count_words(files: Rows, names: Sequence[str], threads: int) -> Mapping[str, tuple[float, tuple[str, ...]]]:
     """The number of words of each text, on average, and the most frequent words of those that are language."""
-    if not texts:
+    if not names:
         return {}
-    names = [facts.name for facts in texts]
-    counts = {name: [0, 0] for name in names}
-    frequent = {name: FrequentValues() for name in names}
+    counted = {name: _TextWords() for name in names}
     rows = 0
-    for batch in read_column_batches(files, names):
-        for name in names:
-            values = batch.column(name).drop_null()
-            parts = pc.split_pattern_regex(pc.utf8_trim_whitespace(plain_words(values)), r"\s+")
-            counts[name][0] += int(pc.sum(pc.list_value_length(parts)).as_py() or 0)
-            counts[name][1] += len(values)
-            if counts[name][0] >= TEXT_WORDS * counts[name][1]:
-                words = parts.flatten()
-                frequent[name].add(words.filter(pc.not_equal(words, "")).cast(pa.large_string()))
-        rows += batch.num_rows
-        if rows >= _SAMPLED_ROWS:
-            break
+    with ThreadPoolExecutor(threads) as pool:
+        for batch in read_column_batches(files, names):
+            for _ in pool.map(lambda name, batch=batch: counted[name].add(batch.column(name)), names):
+                pass
+            rows += batch.num_rows
+            if rows >= _SAMPLED_ROWS:
+                break
     return {
-        name: (
-            counts[name][0] / max(1, counts[name][1]),
-            tuple(word for word, _ in frequent[name].most_frequent(_VOCABULARY)),
-        )
-        for name in names
+        name: (each.words / max(1, each.texts), tuple(word for word, _ in each.frequent.most_frequent(_VOCABULARY)))
+        for name, each in counted.items()
     }
 
 

@@ -139,6 +139,15 @@ def test_hashes_of_text_depend_on_the_text_alone() -> None:
     assert hash_bytes(array.take(pa.array([8, 0]))).tolist() == [hashes[8], hashes[0]]
 
 
+def test_a_text_has_the_same_hash_beside_others_of_any_lengths() -> None:
+    # More lengths than are hashed by length, and a longer text.
+    texts = pa.array([bytes([at % 251]) * (at % 90) for at in range(300)] + [b"long" * 2000], pa.large_binary())
+    together = hash_bytes(texts)
+    for length in (0, 1, 7, 89, 30):
+        alone = [at for at in range(301) if at % 90 == length]
+        assert hash_bytes(texts.take(pa.array(alone))).tolist() == together[alone].tolist()
+
+
 def test_missing_and_infinite_numbers_are_counted_apart() -> None:
     statistics = TableStatistics()
     statistics.add(pa.table({"x": [1.0, None, float("nan"), float("inf"), 3.0]}))

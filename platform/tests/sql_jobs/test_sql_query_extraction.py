@@ -560,7 +560,9 @@ class TestServers:
         def crash(rows: int) -> None:
             server.crash()
 
-        error = refuse(server.address, "SELECT * FROM t", tmp_path / "rows", on_progress=crash)
+        # More rows than fit into the buffers between the two.
+        query = "SELECT t.id, other.id AS other FROM t, t AS other"
+        error = refuse(server.address, query, tmp_path / "rows", on_progress=crash)
         assert isinstance(error, RetryableError)
         assert len(no_waiting) == 3
 
