@@ -186,6 +186,20 @@ def add_record_range(task: LeasedTask, step: int) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def add_worker_name(name: str) -> Iterator[None]:
+    """Begin a ``BadInputError`` with the worker: of several that train together, the others may have no such error.
+
+    An exception of the user's code names its file and line instead.
+    """
+    try:
+        yield
+    except BadInputError as error:
+        if type(error) is BadInputError:
+            error.message = f"{name}: {error.message}"
+        raise
+
+
 _LOG = logging.getLogger(__name__)
 
 

@@ -61,6 +61,25 @@ SUMMING = MODULE.replace(
     "class Summing(keras.layers.Layer):\n    def call(self, x):\n        self.add_loss(tf.reduce_sum(x**2))\n"
     "        return x\n\n\ndef custom_model():\n    return keras.Sequential([keras.Input((1,)), Summing(), ",
 )
+LATE = MODULE.replace(
+    "def custom_model():\n    return keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])",
+    """
+class Late(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = keras.layers.Dense(1), keras.layers.Dense(1, name="late")
+
+    def build(self, shape):
+        self.first.build(shape)
+
+    def call(self, x, training=False):
+        return self.first(x) + self.second(x) if training else self.first(x)
+
+
+def custom_model():
+    return Late()
+""",
+)
 NO_LOSS = MODULE.replace("def loss(", "def losses(")
 NAN_AT, RECORDS, MINIBATCH = 37, 96, 8
 DAMAGED = range(36, 54)
@@ -79,7 +98,8 @@ SAID = {
     ),
     "averaging": ("use_ema=True", "SGD"),
     "no-loss": ("FOLDER/zoo/no_loss.py", "'loss'", "losses", "custom_model, losses, optimizer, eval_metrics_fn, feed"),
-    "summing": ("a layer adds a loss that is a sum over the records", "add a mean"),
+    "summing": ("worker-0", "a layer adds a loss that is a sum over the records", "add a mean"),
+    "late": ("worker-0", "'late/late/kernel'", "created by a training step"),
     "missing-model": ("FOLDER/zoo/missing_model.py", "'custom_model'", "my_model"),
     "corrupt-stop": (
         "FOLDER/bad.recordio",
@@ -151,6 +171,8 @@ def places(folder: Path) -> Iterator[JobFolder]:
     zoo = write_module(folder, "summing", SUMMING)
     one = {"strategy": {"name": "AllReduce"}, "workers": {"max": 1}}
     yield job(folder, "summing", "summing.custom_model", zoo, good, more=one)
+    zoo = write_module(folder, "late", LATE)
+    yield job(folder, "late", "late.custom_model", zoo, good, more=one)
     yield job(folder, "skips-together", "good.custom_model", zoo, bad, nan, more=all_reduce, **skips)
 
 

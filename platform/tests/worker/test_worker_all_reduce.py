@@ -9,9 +9,10 @@ from tempfile import TemporaryDirectory
 from threading import Event
 
 import pytest
-from support.all_reduce_job import AllReduceJob, KilledError, Rank
+from support.all_reduce_job import BOUND, AllReduceJob, KilledError, Rank
 from support.text_keys import missing_keys
 
+from edl.api.errors import BadInputError
 from edl.core.rank_state import RankPhase
 
 
@@ -55,6 +56,25 @@ def test_a_worker_that_is_told_to_leave_leaves_at_a_boundary(folder):
         job.tell_to_leave(ranks[0])
         job.wait(ranks[0].ended.is_set)
         job.wait_for_end()
+
+
+def test_an_error_in_the_minibatch_of_one_rank_names_it(folder):
+    """Such as a variable that the model makes late: with their records the others make none."""
+    with AllReduceJob(folder, records=400, workers_min=2) as job:
+
+        def refuse(rank: Rank) -> None:
+            def fail(point: str) -> None:
+                if point == "compute" and rank.replica.updates >= 3:
+                    raise BadInputError("the variable 'late/kernel' was created by a training step")
+
+            rank.replica.fail_at = fail
+
+        job.start_rank()
+        failing = job.start_rank(refuse)
+        assert failing.ended.wait(BOUND)
+        error = failing.error
+        assert isinstance(error, BadInputError)
+        assert not missing_keys(error.message, "'late/kernel'", f"worker-{failing.index} (rank 1)")
 
 
 def test_a_round_goes_on_without_a_master(folder):

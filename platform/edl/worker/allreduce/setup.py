@@ -48,7 +48,7 @@ from edl.worker.lease_client import LeasedTask
 from edl.worker.loss_log import LossLog
 from edl.worker.runtime import WorkerRuntime
 from edl.worker.task_loop import TaskLoop
-from edl.worker.trainer import add_record_range
+from edl.worker.trainer import add_record_range, add_worker_name
 from edl.worker.training_setup import (
     KERAS_FILE,
     SAVED_MODEL_DIRECTORY,
@@ -73,9 +73,10 @@ def prepare_all_reduce(
     spec = runtime.spec
     runtime.check_validation_data()
     first = runtime.first_minibatch()
-    replica, callbacks = _build_model(runtime, module, first)
-    scale_rate = make_rate_scaling(spec.strategy)
-    trace_model(first, replica, scale_rate)
+    worker, scale_rate = f"worker-{runtime.identity.index}", make_rate_scaling(spec.strategy)
+    with add_worker_name(worker):
+        replica, callbacks = _build_model(runtime, module, first)
+        trace_model(first, replica, scale_rate)
     checkpoints = _make_checkpoint_writer(runtime, replica)
     evaluator = ReplicaEvaluator(runtime, replica, callbacks, checkpoints.read)
     if may_evaluate_copies(spec) and not callbacks.declared:
@@ -88,7 +89,6 @@ def prepare_all_reduce(
         MODEL_FILE: evaluator.write_model_files,
     }
     evaluation = _make_copy_evaluation(runtime, replica, evaluator)
-    worker = f"worker-{runtime.identity.index}"
     feed = StepFeed(worker, replica)
     listener = CollectiveListener(
         ring_address(runtime.identity), runtime.identity.token, handle_frame=feed.handle_frame

@@ -48,7 +48,7 @@ from edl.worker.graceful_shutdown import LeavingError, ShutdownGate
 from edl.worker.lease_client import LeasedTask
 from edl.worker.loss_log import LossLog
 from edl.worker.record_stream import LoadedStep
-from edl.worker.trainer import add_record_range, report_not_finite
+from edl.worker.trainer import add_record_range, add_worker_name, report_not_finite
 
 _LOG = logging.getLogger(__name__)
 
@@ -659,8 +659,8 @@ class StepLoop:
         for task, loaded in loaded_steps:
             if loaded.minibatch is None:
                 continue
-            minibatch = loaded.minibatch
-            with add_record_range(task, loaded.step):
+            minibatch, own_name = loaded.minibatch, self._digests.name_rank(self._world.rank)
+            with add_worker_name(own_name), add_record_range(task, loaded.step):
                 result = self._replica.compute(minibatch.features, minibatch.labels, minibatch.weights, adds=count > 0)
             if not result.finite:
                 self._report_not_finite(task, loaded.step, result)
