@@ -13,6 +13,7 @@ from support.all_reduce_job import BOUND, AllReduceJob, KilledError, Rank
 from support.text_keys import missing_keys
 
 from edl.api.errors import BadInputError
+from edl.api.journal_entries import LeaseGranted
 from edl.core.rank_state import RankPhase
 
 
@@ -28,6 +29,20 @@ def test_a_fixed_world_applies_every_record_once(folder, workers):
         for _ in range(workers):
             job.start_rank()
         job.wait_for_end()
+
+
+@pytest.mark.parametrize("workers", [3, *(pytest.param(workers, marks=pytest.mark.repetition) for workers in (2, 4))])
+def test_in_an_undisturbed_epoch_a_rank_is_without_records_in_two_steps_at_most(folder, workers):
+    with AllReduceJob(folder, 480, epochs=2, workers_min=workers, task_records=32, seconds=0.02) as job:
+        ranks = [job.start_rank() for _ in range(workers)]
+        job.wait_for_end()
+        granted = {entry.lease: entry for entry in job.journal if isinstance(entry, LeaseGranted)}
+        steps = [[granted[share.lease] for share in shares] for _, _, shares in ranks[0].made_steps]
+        for epoch in range(2):
+            of_epoch = [leases for leases in steps if max(lease.work[0] for lease in leases) == epoch]
+            for rank in ranks:
+                without = sum(rank.uid not in {lease.worker for lease in leases} for leases in of_epoch)
+                assert without <= 2, (rank.uid, epoch)
 
 
 def test_a_worker_that_joins_gets_the_state_and_takes_part(folder):
