@@ -13,6 +13,7 @@ KILL_POINTS = """
 
 import os
 import signal
+import time
 from pathlib import Path
 
 from edl.collective import reduction_plan
@@ -47,6 +48,19 @@ def die_before(owner, name, point):
         return plain(self, *arguments, **named)
 
     setattr(owner, name, dies)
+
+
+def wait_before(owner, name, point):
+    # Until the file of the order that was taken is gone.
+    plain = getattr(owner, name)
+
+    def waits(self, *arguments, **named):
+        if takes_order(point):
+            while any(Path(ORDERS).glob(point + ".[0-9].taken")):
+                time.sleep(0.01)
+        return plain(self, *arguments, **named)
+
+    setattr(owner, name, waits)
 
 
 def die_within_reduction():
@@ -119,6 +133,7 @@ die_before(UpdateSums, "_compute", "updated")
 die_before(StepLoop, "_apply_sums", "reduced")
 die_before(WorldClient, "apply_step", "applied")
 die_before(WorldClient, "confirm", "confirm")
+wait_before(WorldClient, "confirm", "unconfirmed")
 die_before(StepFollower, "_take_state", "fetch")
 die_before(StepLoop, "_hold_for_follower", "serve")
 """
@@ -134,9 +149,14 @@ def order_kills(folder: Path, point: str, count: int = 1) -> list[Path]:
 
 def wait_for_kills(taken: list[Path], seconds: float = 60.0) -> None:
     """Wait until all orders were carried out, and forget them."""
+    wait_for_workers(taken, seconds)
+    for file in taken:
+        file.unlink()
+
+
+def wait_for_workers(taken: list[Path], seconds: float = 60.0) -> None:
+    """Wait until workers have come to the points of all orders. One that only waits there goes on without its file."""
     until = time.monotonic() + seconds
     while not all(file.exists() for file in taken):
         assert time.monotonic() < until, f"nobody came to {[file.name for file in taken if not file.exists()]}"
         time.sleep(0.01)
-    for file in taken:
-        file.unlink()

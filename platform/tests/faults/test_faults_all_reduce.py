@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from faults.conftest import Measure
 from faults.job_assertions import world_of
-from faults.kill_points import order_kills, wait_for_kills
+from faults.kill_points import order_kills, wait_for_kills, wait_for_workers
 from faults.linear_job import LinearJob
 from support.job_process import JobProcess, Line, edl
 from support.journal_bytes import read_entries
@@ -245,6 +245,26 @@ def test_the_master_is_killed_during_a_change_of_the_world(all_reduce: Make) -> 
         run.send("worker", 1, SIGKILL)
         run.send("master", 0, SIGKILL)
         check_end(job, run, lost=1)
+
+
+@pytest.mark.repetition
+def test_the_master_is_killed_between_the_announcement_of_a_round_and_its_start(all_reduce: Make) -> None:
+    """Nobody knows which members have heard of the round, so the next master closes it."""
+    job = all_reduce(kill_points=True)
+    with job.start() as run:
+        world_of(run, 3)
+        run.wait_step(20)
+        (waits,) = order_kills(job.job_folder.folder, "unconfirmed")
+        run.send("worker", 1, SIGKILL)
+        wait_for_workers([waits])
+        run.send("master", 0, SIGKILL)
+        run.wait_status(lambda status: bool(status["incarnation"] == 2))
+        waits.unlink()
+        check_end(job, run, lost=1)
+        entries = read_entries(run.run_dir / "journal")
+    kinds = [entry["kind"] for entry in entries if entry["kind"] in ("world", "world_started")]
+    announced = [number for number, kind in enumerate(kinds) if kind == "world"]
+    assert any(kinds[number : number + 2] == ["world", "world"] for number in announced), kinds
 
 
 @pytest.mark.repetition
