@@ -47,7 +47,7 @@ class ModelDescription:
         version: from 1.
         created: unix seconds.
         statement: that trained it.
-        estimator: of EDL's.
+        estimator: of EDL's, or the definition in a module of the user. Of a small table, what was kept.
         database: its address, without a password.
         digest: of the rows.
         rows: number of them.

@@ -323,6 +323,7 @@ class StatementRunner:
         most = int(document["train"]["epochs"])
         epochs = count_epochs(kept.history, kept.records_done, rows.training, most)
         rate, choice = float(str(settings.optimizer.arguments["learning_rate"])), ""
+        estimator = prepared.model.estimator
         if settings.compares:
             linear = linear_document(document, rows.training)
             own_epochs = int(linear["train"]["epochs"])
@@ -335,11 +336,19 @@ class StatementRunner:
             choice = describe_choice(gain, least)
             if not gain > least:
                 kept, document, rate, epochs = other, {**linear, "name": document["name"]}, LINEAR_RATE, own_epochs
+                estimator = "linear"
                 write_job(folder, "job.yaml", document, rate, epochs)
         write_job(folder, REFIT_JOB_FILE, refit_document(document, epochs, rows), rate, epochs)
         self.observer.training("training on all rows")
         self._run_training(folder, found, REFIT_JOB_FILE, has_validation=False)
-        return replace(prepared.model, metrics=kept.metrics, history=kept.history, choice=choice, refit_epochs=epochs)
+        return replace(
+            prepared.model,
+            estimator=estimator,
+            metrics=kept.metrics,
+            history=kept.history,
+            choice=choice,
+            refit_epochs=epochs,
+        )
 
     def _run_training(
         self,

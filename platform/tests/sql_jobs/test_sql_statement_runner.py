@@ -310,6 +310,11 @@ def test_the_model_that_is_clearly_better_or_simpler_trains_again_on_all_rows(
     for lines in (show_train_lines(shown), result_lines(trained)):
         assert measured in lines
         assert f"chosen: {trained.model.choice}" in lines
+    # The name is that of the model that is kept.
+    estimator = "dnn" if network_is_kept else "linear"
+    (listed,) = result_lines(run("SHOW MODELS"))[1:]
+    assert f" {estimator} " in listed
+    assert re.search(rf"^estimator +{estimator}$", "\n".join(show_train_lines(shown)), re.MULTILINE)
     assert result_lines(trained)[-1].endswith("edl run job.yaml && edl run refit.yaml")
 
 
