@@ -31,6 +31,7 @@ from edl.sql_jobs.statement_runner import (
     TrainResult,
 )
 from edl.sql_jobs.training_settings import TrainingSettings
+from edl.sql_jobs.undefined_metrics import Metrics, format_metric, undefined_lines
 
 STREAM_TEXTS = {
     STREAM_SNAPSHOT: "snapshot: the rows stayed in the database, and were read in one state of it",
@@ -95,7 +96,7 @@ class TerminalObserver(Observer):
         elif event.get("event") == "status" and event.get("phase") == "Predicting":
             self._show(f"predicting: {event['records_done']:,} of {event['records_total']:,} rows")
         elif event.get("event") == "evaluation_ended":
-            metrics = ", ".join(f"{name} {value:.4g}" for name, value in event["metrics"].items())
+            metrics = ", ".join(f"{name} {format_metric(value, 4)}" for name, value in event["metrics"].items())
             self._show(f"step {event['step']:,}: {metrics}")
         elif event.get("event") == "warning":
             self._show("")
@@ -229,14 +230,15 @@ def result_lines(result: Result) -> list[str]:
     return rows_lines(result)
 
 
-def metric_lines(metrics: Mapping[str, float]) -> list[str]:
-    """Metrics as a table."""
-    return align_columns([("metric", "value"), *((name, f"{value:.5g}") for name, value in metrics.items())], {1})
+def metric_lines(metrics: Metrics) -> list[str]:
+    """Metrics as a table, and why some of them are undefined."""
+    rows = [(name, format_metric(value, 5)) for name, value in metrics.items()]
+    return [*align_columns([("metric", "value"), *rows], {1}), *undefined_lines(metrics)]
 
 
-def plot_history(history: Sequence[tuple[int, Mapping[str, float]]]) -> list[str]:
+def plot_history(history: Sequence[tuple[int, Metrics]]) -> list[str]:
     """The loss of the validation rows by step, as a plot of characters."""
-    points = [(step, metrics["loss"]) for step, metrics in history if "loss" in metrics]
+    points = [(step, loss) for step, metrics in history if (loss := metrics.get("loss")) is not None]
     if len(points) < 2:
         return []
     least, most = min(loss for _, loss in points), max(loss for _, loss in points)

@@ -38,6 +38,7 @@ from edl.sql_jobs.query_extraction import ExtractedRows
 from edl.sql_jobs.statement_folders import (
     check_target,
     extract_rows,
+    measured_on,
     metrics_table,
     model_files,
     named_metrics,
@@ -273,7 +274,8 @@ def finish(run: RunDirectory, summary: Mapping[str, Any]) -> None:
     else:
         assert isinstance(statement, EvaluateStatement)
         rows = int((folder / _ROWS_FILE).read_text(encoding="utf-8"))
-        metrics = named_metrics(summary["metrics"], take_metrics(statement, model))
+        metrics = measured_on(folder / "data", model)(summary["metrics"])
+        metrics = named_metrics(metrics, take_metrics(statement, model))
         result = {"metrics": metrics, "rows": rows}
         if statement.into is not None:
             _write_once(request, statement.into, metrics_table(metrics), folder, 1)
@@ -299,7 +301,8 @@ def _register(
     events = JsonLinesTail(run.events).poll()
     history = [(int(each["step"]), dict(each["metrics"])) for each in events if each.get("event") == "evaluation_ended"]
     metrics = dict(summary.get("metrics") or (history[-1][1] if history else {}))
-    trained = replace(model, metrics=metrics, history=history)
+    marked = measured_on(run.path / FOLDER / "data" / "validation", model)
+    trained = replace(model, metrics=marked(metrics), history=[(step, marked(each)) for step, each in history])
     files = model_files(run.path / FOLDER, run.export)
     if not any(file.name == MODEL_FILE for file in files):
         raise BadInputError("the job exported no model", where=str(run.export), hint="leave export as it is")

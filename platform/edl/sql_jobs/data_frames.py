@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from edl.sql_jobs.statement_runner import (
     check_stream_value,
     dialect_of,
 )
+from edl.sql_jobs.undefined_metrics import Metrics
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -94,14 +96,15 @@ def result_frame(result: Result, batches: Sequence[pa.RecordBatch]) -> pd.DataFr
     import pandas as pd
 
     if isinstance(result, TrainResult | MetricsResult):
-        return pd.DataFrame([dict(result.metrics if isinstance(result, MetricsResult) else result.model.metrics)])
+        metrics = result.metrics if isinstance(result, MetricsResult) else result.model.metrics
+        return pd.DataFrame([_as_numbers(metrics)])
     if isinstance(result, ExplainResult):
         return pd.DataFrame(
             [(each.column, each.mean, each.deviation) for each in result.importance],
             columns=["column", "importance", "deviation"],
         )
     if isinstance(result, ModelsResult):
-        described = [_without_texts(describe_model(each)) | dict(each.metrics) for each in result.models]
+        described = [_without_texts(describe_model(each)) | _as_numbers(each.metrics) for each in result.models]
         return pd.DataFrame(
             described, columns=None if described else ["model", "version", "label", "estimator", "rows"]
         )
@@ -113,6 +116,11 @@ def result_frame(result: Result, batches: Sequence[pa.RecordBatch]) -> pd.DataFr
         return pd.DataFrame(columns=list(getattr(result, "names", ())))
     frame: pd.DataFrame = pa.Table.from_batches(batches).to_pandas(date_as_object=False)
     return frame
+
+
+def _as_numbers(metrics: Metrics) -> dict[str, float]:
+    """What is undefined is NaN, so that columns stay numbers."""
+    return {name: math.nan if value is None else value for name, value in metrics.items()}
 
 
 def _without_texts(described: dict[str, Any]) -> dict[str, Any]:

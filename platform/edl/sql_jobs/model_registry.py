@@ -26,6 +26,7 @@ from edl.sql_jobs.column_plan import list_names
 from edl.sql_jobs.model_inputs import InputColumn, ModelInputs
 from edl.sql_jobs.statement_parser import statement_error
 from edl.sql_jobs.statements import ModelName
+from edl.sql_jobs.undefined_metrics import Metrics, format_metric
 
 DEFAULT_FOLDER = Path("~/.edl/models")
 FOLDER_VARIABLE = "EDL_MODELS"
@@ -58,7 +59,7 @@ class ModelDescription:
         columns: of the query with their types.
         inputs: of the model.
         prepared_label: column of the label in prepared rows.
-        metrics: of the validation rows.
+        metrics: of the validation rows; None: undefined on these.
         history: step, metrics of each evaluation.
         plan: column, use and reason.
         stream: ``snapshot`` if the rows stayed in the database and were read in one state of it, ``inconsistent`` if
@@ -85,8 +86,8 @@ class ModelDescription:
     columns: Mapping[str, str]
     inputs: tuple[InputColumn, ...]
     prepared_label: str
-    metrics: Mapping[str, float]
-    history: Sequence[tuple[int, Mapping[str, float]]]
+    metrics: Metrics
+    history: Sequence[tuple[int, Metrics]]
     plan: Sequence[tuple[str, str, str]]
     stream: str = ""
     choice: str = ""
@@ -321,5 +322,5 @@ def describe_model(description: ModelDescription, metrics: int = 3) -> dict[str,
         "label": description.label,
         "estimator": description.estimator,
         "rows": description.rows,
-        "metrics": ", ".join(f"{name} {value:.4g}" for name, value in shown),
+        "metrics": ", ".join(f"{name} {format_metric(value, 4)}" for name, value in shown),
     }

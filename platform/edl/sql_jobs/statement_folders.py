@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from edl.sql_jobs.model_module import VOCABULARY_FILE, write_module
 from edl.sql_jobs.model_registry import MODEL_FILE, ModelDescription
 from edl.sql_jobs.permutation_importance import MOST_COLUMNS, PermutedRows, write_permutations
 from edl.sql_jobs.prediction_output import class_probabilities, predicted_values
-from edl.sql_jobs.prepared_rows import PreparedRows, mark_validation, prepare_prediction, prepare_training
+from edl.sql_jobs.prepared_rows import PreparedRows, mark_validation, prepare_prediction, prepare_training, to_number
 from edl.sql_jobs.query_errors import QueryError
 from edl.sql_jobs.query_extraction import ExtractedColumn, ExtractedRows, OnProgress, extract_query
 from edl.sql_jobs.row_statistics import collect_facts, kind_of, read_column_batches, to_text
@@ -57,11 +58,12 @@ from edl.sql_jobs.statements import (
 )
 from edl.sql_jobs.table_writer import TableExistsError, check_table, write_table
 from edl.sql_jobs.training_settings import TrainingSettings, choose_settings
+from edl.sql_jobs.undefined_metrics import Metrics, find_different, mark_undefined, read_labels
 from edl.sql_jobs.user_module import COLUMNS_MODULE, find_user_module
 
 LEAST_ROWS = 2
 _MOST_SEARCHED_ROWS = 100_000
-"""For validation, in which classes are looked for that are not there."""
+"""In a database, of which the labels of the validation rows are looked at."""
 _PROBABILITIES = "predict.probabilities"
 _MODULE_FILES = ("model.py", "job.yaml", VOCABULARY_FILE, f"{ANNEALED_MODULE}.py", REFIT_JOB_FILE)
 _KIND_GROUPS = {"number": "a number", "integer": "a number", "boolean": "a number", "text": "text", "date": "a time"}
@@ -77,6 +79,7 @@ class PreparedTraining:
         counts: of rows.
         document: the job file.
         model: its description, without version, metrics and history.
+        labels_differ: not all validation rows have the same label.
     """
 
     plan: ColumnPlan
@@ -84,6 +87,11 @@ class PreparedTraining:
     counts: PreparedRows
     document: Mapping[str, Any]
     model: ModelDescription
+    labels_differ: bool
+
+    def mark_undefined(self, metrics: Metrics) -> dict[str, float | None]:
+        """Metrics of the validation rows, with None for those that have no value."""
+        return mark_undefined(metrics, self.plan.label.kind, labels_differ=self.labels_differ)
 
 
 def prepare_train(
@@ -129,6 +137,7 @@ def prepare_train(
     if isinstance(rows, StreamedRows):
         marks = mark_validation(rows, inputs, label, kind, settings.validation_share)
         counts = write_stream(folder, rows, inputs, label, kind, marks)
+        held = _read_marked(rows, label, kind, marks)
     elif validation is None:
         counts = prepare_training(rows.files, inputs, label, kind, folder / "data", settings.validation_share)
     else:
@@ -142,6 +151,8 @@ def prepare_train(
         )
         shutil.rmtree(folder / "more")
     shutil.rmtree(folder / "rows", ignore_errors=True)
+    if not isinstance(rows, StreamedRows):
+        held = read_labels(folder / "data" / "validation", inputs.label)
     document = job_document(statement.into.name, plan, settings, inputs.label, counts.training)
     texts = write_module(plan, inputs, estimator, settings.optimizer, settings.patience, statement.select.text)
     texts["job.yaml"] = dump_job(document)
@@ -151,20 +162,23 @@ def prepare_train(
     for name, content in texts.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content, encoding="utf-8")
-    unmeasured = [] if isinstance(rows, StreamedRows) else _find_unmeasured(model, folder / "data" / "validation")
+    if isinstance(rows, StreamedRows) and rows.rows > _MOST_SEARCHED_ROWS:
+        labels: set[Any] = {*model.classes} or {0, 1}  # rows that are many have them all
+    else:
+        labels = find_different(held, max(2, len(model.classes)))
+    unmeasured = [each for each in model.classes if each not in labels]
     model = replace(model, validation_rows=counts.validation, unmeasured_classes=unmeasured)
-    return PreparedTraining(plan, settings, counts, document, model)
+    return PreparedTraining(plan, settings, counts, document, model, len(labels) > 1)
 
 
-def _find_unmeasured(model: ModelDescription, folder: Path) -> list[str]:
-    """The classes that no row of a folder has. Rows that are many have them all, and are not looked at."""
-    files = sorted(folder.glob("*.parquet"))
-    if not model.classes or sum(pq.read_metadata(file).num_rows for file in files) > _MOST_SEARCHED_ROWS:
-        return []
-    found = set[str]()
-    for file in files:
-        found.update(pc.unique(pq.read_table(file, columns=[model.prepared_label])[model.prepared_label]).to_pylist())
-    return [each for each in model.classes if each not in found]
+def _read_marked(rows: StreamedRows, label: str, kind: LabelKind, marks: Any) -> Iterator[Any]:
+    """The labels of the marked rows, as prepared rows have them."""
+    start = 0
+    for batch in rows.batches([label]):
+        values = batch.column(label)
+        marked = values.filter(pa.array(marks[start : start + len(values)]))
+        start += len(values)
+        yield to_number(marked) if kind is LabelKind.NUMBER else to_text(marked)
 
 
 def write_job(folder: Path, name: str, document: Mapping[str, Any], rate: float, epochs: int) -> None:
@@ -274,7 +288,14 @@ def prepare_explain(
     label = find_label(model, rows, None, statement.select)
     check_model_columns(model, rows, statement.select.place)
     copy_model(model, folder)
-    prepare_prediction(rows.files, inputs.one_by_one(), folder / "all", label, LabelKind[model.label_kind])
+    kind = LabelKind[model.label_kind]
+    prepare_prediction(rows.files, inputs.one_by_one(), folder / "all", label, kind)
+    if kind is LabelKind.NUMBER and len(find_different(read_labels(folder / "all", inputs.label))) < 2:
+        raise statement_error(
+            f"the label {label} has one value in these rows",
+            statement.select.place,
+            "choose rows with different values: R2, which says how much columns matter, is undefined without",
+        )
     permuted = write_permutations(folder / "all", inputs, folder / "data")
     shutil.rmtree(folder / "all")
     return permuted
@@ -452,7 +473,13 @@ def take_metrics(statement: EvaluateStatement, model: ModelDescription | None = 
     return found
 
 
-def named_metrics(metrics: Mapping[str, float], names: Sequence[str]) -> dict[str, float]:
+def measured_on(folder: Path, model: ModelDescription) -> Callable[[Metrics], dict[str, float | None]]:
+    """Marks, in metrics of a model on the prepared rows of a folder, those that have no value on them as None."""
+    labels = find_different(read_labels(folder, model.prepared_label))
+    return partial(mark_undefined, kind=LabelKind[model.label_kind], labels_differ=len(labels) != 1)
+
+
+def named_metrics(metrics: Metrics, names: Sequence[str]) -> dict[str, float | None]:
     """The loss and the metrics of these names; without names, all."""
     return {name: value for name, value in metrics.items() if not names or name.replace("_", "") in ("loss", *names)}
 
@@ -491,9 +518,10 @@ def with_predictions(
             yield pa.RecordBatch.from_arrays(list(kept.values()), list(kept))
 
 
-def metrics_table(metrics: Mapping[str, float]) -> list[Any]:
-    """Metrics as batches of a table with one row."""
-    batches: list[Any] = pa.table({name: [value] for name, value in metrics.items()}).to_batches()
+def metrics_table(metrics: Metrics) -> list[Any]:
+    """Metrics as batches of a table with one row. What is undefined is NULL."""
+    columns = {name: pa.array([value], pa.float64()) for name, value in metrics.items()}
+    batches: list[Any] = pa.table(columns).to_batches()
     return batches
 
 

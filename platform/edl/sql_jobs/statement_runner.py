@@ -47,6 +47,7 @@ from edl.sql_jobs.statement_folders import (
     PreparedTraining,
     check_target,
     extract_rows,
+    measured_on,
     metrics_table,
     model_files,
     named_metrics,
@@ -78,6 +79,7 @@ from edl.sql_jobs.statements import (
 )
 from edl.sql_jobs.stream_key import find_stream_key
 from edl.sql_jobs.training_settings import TrainingSettings, check_settings
+from edl.sql_jobs.undefined_metrics import Metrics
 from edl.storage.durable_files import FileLock, LockHeldError
 
 _DIALECTS = {"sqlite": "sqlite", "postgresql": "postgres", "mysql": "mysql", "mariadb": "mysql", "duckdb": "duckdb"}
@@ -125,10 +127,10 @@ class TrainResult:
 
 @dataclass(frozen=True, slots=True)
 class MetricsResult:
-    """Metrics of a model on rows, and the table that they were written into, if one was named."""
+    """Metrics of a model on rows, None if undefined, and the table that they were written into, if one was named."""
 
     model: ModelDescription
-    metrics: Mapping[str, float]
+    metrics: Metrics
     rows: int
     table: TableName | None = None
 
@@ -317,9 +319,9 @@ class StatementRunner:
         """Train what is in a folder, of a small table several times; returns the model with what was measured."""
         settings, document, rows = prepared.settings, prepared.document, prepared.counts
         if not settings.refits:
-            kept = self._run_training(folder, found)
-            return replace(prepared.model, metrics=kept.metrics, history=kept.history)
-        kept = self._run_training(folder, found, exports=False)
+            kept = self._run_training(folder, found, prepared)
+            return _with_measured(prepared.model, kept, prepared)
+        kept = self._run_training(folder, found, prepared, exports=False)
         most = int(document["train"]["epochs"])
         epochs = count_epochs(kept.history, kept.records_done, rows.training, most)
         rate, choice = float(str(settings.optimizer.arguments["learning_rate"])), ""
@@ -329,7 +331,7 @@ class StatementRunner:
             own_epochs = int(linear["train"]["epochs"])
             write_job(folder, LINEAR_JOB_FILE, linear, LINEAR_RATE, own_epochs)
             self.observer.training("training a linear model")
-            other = self._run_training(folder, found, LINEAR_JOB_FILE, exports=False)
+            other = self._run_training(folder, found, prepared, LINEAR_JOB_FILE, exports=False)
             (folder / LINEAR_JOB_FILE).unlink()
             gain = find_gain(prepared.plan.label.kind, rows.validation, other.metrics, kept.metrics)
             least = find_least_gain(len(kept.history))
@@ -340,20 +342,15 @@ class StatementRunner:
                 write_job(folder, "job.yaml", document, rate, epochs)
         write_job(folder, REFIT_JOB_FILE, refit_document(document, epochs, rows), rate, epochs)
         self.observer.training("training on all rows")
-        self._run_training(folder, found, REFIT_JOB_FILE, has_validation=False)
-        return replace(
-            prepared.model,
-            estimator=estimator,
-            metrics=kept.metrics,
-            history=kept.history,
-            choice=choice,
-            refit_epochs=epochs,
-        )
+        self._run_training(folder, found, prepared, REFIT_JOB_FILE, has_validation=False)
+        model = _with_measured(prepared.model, kept, prepared)
+        return replace(model, estimator=estimator, choice=choice, refit_epochs=epochs)
 
     def _run_training(
         self,
         folder: Path,
         found: _FoundRows,
+        prepared: PreparedTraining,
         job: str = "job.yaml",
         *,
         exports: bool = True,
@@ -364,6 +361,7 @@ class StatementRunner:
         Args:
             folder: of the statement.
             found: its rows.
+            prepared: what was made of them.
             job: name of the job file.
             exports: the model is kept.
             has_validation: validation rows are held back.
@@ -378,6 +376,7 @@ class StatementRunner:
                 next_check = time.monotonic() + _SNAPSHOT_SECONDS
             if event.get("event") == "evaluation_ended":
                 history.append((int(event["step"]), dict(event["metrics"])))
+                event = {**event, "metrics": prepared.mark_undefined(event["metrics"])}
             self.observer.job_event(event)
 
         arguments = [] if exports else ["--set", "export=null"]
@@ -400,7 +399,8 @@ class StatementRunner:
         with _work_folder() as folder:
             rows = self._extract(statement.select, folder)
             prepare_evaluate(statement, model, rows, folder)
-            metrics = named_metrics(self._run_evaluation(folder, model), names)
+            measured = measured_on(folder / "data", model)(self._run_evaluation(folder, model))
+            metrics = named_metrics(measured, names)
             if statement.into is not None:
                 self._write(statement.into, metrics_table(metrics))
         return MetricsResult(model, metrics, rows.rows, statement.into)
@@ -550,6 +550,12 @@ class _Training:
     history: list[tuple[int, dict[str, float]]]
     metrics: dict[str, float]
     records_done: int
+
+
+def _with_measured(model: ModelDescription, kept: _Training, prepared: PreparedTraining) -> ModelDescription:
+    """A model with what was measured in a training; what is undefined on the validation rows is None."""
+    history = [(step, prepared.mark_undefined(metrics)) for step, metrics in kept.history]
+    return replace(model, metrics=prepared.mark_undefined(kept.metrics), history=history)
 
 
 @contextmanager

@@ -206,6 +206,27 @@ def test_metrics_become_a_table_if_the_statement_names_one(volume: Volume) -> No
     assert volume.query("SELECT accuracy FROM scores") == [(0.9,)]
 
 
+def test_a_metric_that_has_no_value_on_the_rows_is_null(volume: Volume) -> None:
+    volume.train()
+    request, run = volume.submit("SELECT * FROM people WHERE rich = 'no' TO EVALUATE m INTO scores", "evaluate")
+    prepare(request, run)
+    finish(run, {"metrics": {**METRICS, "auc": 0.0}})
+    assert volume.query("SELECT accuracy, auc FROM scores") == [(0.9, None)]
+    assert json.loads((run.path / FOLDER / "finished.json").read_text(encoding="utf-8"))["metrics"]["auc"] is None
+
+
+def test_a_model_that_was_measured_on_one_value_says_so(volume: Volume) -> None:
+    settings = "validation.select='SELECT * FROM people LIMIT 1', validation.metrics='R2'"
+    text = f"SELECT * FROM people TO TRAIN linear WITH {settings} LABEL age INTO n"
+    request, run = volume.submit(text)
+    prepare(request, run)
+    run.export.mkdir()
+    (run.export / "model.keras").write_text("weights", encoding="utf-8")
+    finish(run, {"metrics": {**METRICS, "r2": 0.0}})
+    (model,) = volume.models.list_models()
+    assert model.metrics == {**METRICS, "r2": None}
+
+
 def test_an_evaluation_may_name_its_metrics(volume: Volume) -> None:
     volume.train()
     text = "SELECT * FROM people TO EVALUATE m WITH validation.metrics='AUC' INTO scores"

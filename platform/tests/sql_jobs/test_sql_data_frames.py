@@ -45,7 +45,7 @@ def people(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             return {}
         (folder / "export").mkdir(exist_ok=True)
         (folder / "export" / "model.keras").write_text("weights", encoding="utf-8")
-        return {"metrics": {"loss": 0.25, "accuracy": 0.9, "log_loss": 0.25}}
+        return {"metrics": {"loss": 0.25, "accuracy": 0.9, "log_loss": 0.25, "auc": 0.0}}
 
     monkeypatch.setattr(statement_runner, "run_edl", run_edl)
 
@@ -61,7 +61,10 @@ def test_a_query_returns_all_its_rows_with_their_types() -> None:
 
 def test_a_training_and_an_evaluation_return_metrics() -> None:
     for statement in (TRAIN, "SELECT * FROM people TO EVALUATE m"):
-        assert edl.sql(statement).to_dict("records") == [{"loss": 0.25, "accuracy": 0.9, "log_loss": 0.25}]
+        assert edl.sql(statement).to_dict("records") == [{"loss": 0.25, "accuracy": 0.9, "log_loss": 0.25, "auc": 0.0}]
+    one_class = edl.sql("SELECT * FROM people WHERE rich = 'yes' TO EVALUATE m")
+    assert one_class["auc"].dtype == "float64"
+    assert one_class["auc"].isna().all()
     (model,) = edl.sql("SHOW MODELS").to_dict("records")
     assert (model["model"], model["accuracy"]) == ("m", 0.9)
     assert "age" in set(edl.sql("SHOW TRAIN m")["column"])

@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 from edl.api.errors import BadInputError, JobFailedError, StorageError
 from edl.cli.sql_output import result_lines, show_train_lines
 from edl.sql_jobs import statement_runner
-from edl.sql_jobs.model_registry import ModelRegistry
+from edl.sql_jobs.model_registry import ModelRegistry, describe_model
 from edl.sql_jobs.statement_parser import parse_with_texts
 from edl.sql_jobs.statement_runner import (
     DropResult,
@@ -44,6 +44,8 @@ class FakeJobs:
         self.verbs = list[str]()
         self.documents = list[tuple[str, dict[str, Any], str]]()
         self.losses = {"job.yaml": 0.25, "linear.yaml": 0.75}
+        self.more = dict[str, float]()
+        """Further metrics of evaluations."""
         self.fails = False
         self.writes_module = True
 
@@ -74,13 +76,13 @@ class FakeJobs:
                 return {}
             # Two epochs of 8 steps, of which the first one is the best.
             named = "log_loss" if "classes" in document["data"]["schema"] else "root_mean_squared_error"
-            metrics = {"loss": self.losses[job], named: self.losses[job], "accuracy": 0.9}
+            metrics = {"loss": self.losses[job], named: self.losses[job], "accuracy": 0.9, **self.more}
             for step, more in ((8, 0.0), (16, 0.5)):
                 on_event({"event": "evaluation_ended", "step": step, "metrics": {**metrics, "loss": more}})
             return {"metrics": metrics, "records_done": 480}
         if verb == "evaluate":
             on_event({"event": "evaluation_ended", "step": 5, "metrics": {"loss": 0.25, "accuracy": 0.9}})
-            return {"metrics": {"loss": 0.25, "accuracy": 0.9}}
+            return {"metrics": {"loss": 0.25, "accuracy": 0.9, **self.more}}
         ages = pq.read_table(folder / "data")["age"].to_numpy()
         (folder / "predictions").mkdir()
         # in another order than that of the rows, as workers write them
@@ -163,6 +165,15 @@ def test_too_many_columns_to_explain_are_refused_before_copies_are_written(
         run("SELECT * FROM people TO EXPLAIN m")
 
 
+def test_a_number_that_is_the_same_in_all_rows_cannot_be_explained(jobs: FakeJobs) -> None:
+    """R2 has no value on them."""
+    run("SELECT * FROM people LABEL age INTO m")
+    with pytest.raises(BadInputError, match="line 1, column 1: the label age has one value") as error:
+        run("SELECT * FROM people WHERE age = 30 TO EXPLAIN m")
+    assert "R2" in str(error.value.hint)
+    assert "predict" not in jobs.verbs
+
+
 def test_the_label_may_be_written_in_other_letters(jobs: FakeJobs) -> None:
     trained = run("SELECT * FROM people LABEL RICH INTO m")
     assert isinstance(trained, TrainResult)
@@ -234,6 +245,52 @@ def test_metrics_are_written_into_a_table(jobs: FakeJobs) -> None:
     assert isinstance(done, MetricsResult)
     assert done.metrics == {"loss": 0.25, "accuracy": 0.9}
     assert run("SELECT * FROM result") == RowsResult(("loss", "accuracy"), [(0.25, 0.9)], 1)
+
+
+@pytest.mark.parametrize(
+    ("label", "where", "name", "value", "reason"),
+    [
+        ("rich", "rich = 'yes'", "auc", None, "auc is undefined: all measured rows are of one class"),
+        ("rich", "age > 0", "auc", 0.0, ""),
+        ("age", "rowid = 1", "r2", None, "r2 is undefined: all measured rows have one value"),
+        ("age", "age = 30", "r2", None, "r2 is undefined: all measured rows have one value"),
+        ("age", "age < 40", "r2", 0.0, ""),
+    ],
+)
+def test_a_metric_that_has_no_value_on_the_rows_is_undefined(
+    jobs: FakeJobs, label: str, where: str, name: str, value: float | None, reason: str
+) -> None:
+    """Keras returns 0."""
+    run(f"SELECT * FROM people LABEL {label} INTO m")
+    jobs.more = {name: 0.0}
+    done = run(f"SELECT * FROM people WHERE {where} TO EVALUATE m INTO result")
+    assert isinstance(done, MetricsResult)
+    assert done.metrics == {"loss": 0.25, "accuracy": 0.9, name: value}
+    lines = result_lines(done)
+    assert any(re.fullmatch(rf"{name} +{'undefined' if value is None else '0'}", line) for line in lines)
+    assert [line for line in lines if "is undefined" in line] == [reason] * (value is None)
+    rows = run("SELECT * FROM result")
+    assert isinstance(rows, RowsResult)
+    assert rows.rows == [(0.25, 0.9, value)]
+    types = run("SELECT typeof(loss), count(*) FROM result")
+    assert isinstance(types, RowsResult)
+    assert types.rows == [("real", 1)]
+
+
+def test_a_model_that_was_measured_on_one_class_says_so(jobs: FakeJobs) -> None:
+    jobs.more = {"auc": 0.0}
+    query = "SELECT * FROM people WHERE rich = 'yes'"
+    trained = run(f'SELECT * FROM people TO TRAIN dnn WITH validation.select="{query}" LABEL rich INTO m')
+    assert isinstance(trained, TrainResult)
+    assert trained.model.metrics["auc"] is None
+    assert [metrics["auc"] for _, metrics in trained.model.history] == [None, None]
+    shown, listed = run("SHOW TRAIN m"), run("SHOW MODELS")
+    assert isinstance(shown, ShowTrainResult)
+    assert isinstance(listed, ModelsResult)
+    assert "NaN" not in (trained.model.folder / "model.json").read_text(encoding="utf-8")
+    for lines in (show_train_lines(shown), result_lines(trained)):
+        assert "auc is undefined: all measured rows are of one class" in lines
+    assert "auc undefined" in describe_model(listed.models[0], 9)["metrics"]
 
 
 def test_an_evaluation_may_name_its_metrics(jobs: FakeJobs) -> None:

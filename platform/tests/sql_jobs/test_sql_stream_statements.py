@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sql_jobs.conftest import DatabaseUnderTest
+from sql_jobs.conftest import DatabaseUnderTest, sqlite_database
 from support.databases import PostgresServer
 
 from edl.api.errors import BadInputError, RetryableError
@@ -30,6 +30,8 @@ class FakeRun(Observer):
         self.arguments = dict[str, Sequence[str]]()
         self.meanwhile: Callable[[], object] = lambda: None
         self.said = list[tuple[str, bool]]()
+        self.more = dict[str, float]()
+        """Further metrics."""
 
     def run(
         self, verb: str, folder: Path, arguments: Sequence[str], on_event: Any, *, needs_database: bool, job: str
@@ -40,10 +42,11 @@ class FakeRun(Observer):
         described = json.loads((folder / "stream" / "stream.json").read_text(encoding="utf-8"))
         assert described["rows"] == len(ROWS)
         self.meanwhile()
-        on_event({"event": "evaluation_ended", "step": 5, "metrics": METRICS})
+        metrics = {**METRICS, **self.more}
+        on_event({"event": "evaluation_ended", "step": 5, "metrics": metrics})
         (folder / "export").mkdir(exist_ok=True)
         (folder / "export" / "model.keras").write_text("weights", encoding="utf-8")
-        return {"metrics": METRICS}
+        return {"metrics": metrics}
 
     def streamed(self, key: str, *, is_consistent: bool) -> None:
         self.said.append((key, is_consistent))
@@ -90,6 +93,16 @@ def test_other_databases_need_inconsistent_which_is_stored_with_the_model(
     assert any(line.startswith("stream") and trained.model.stream in line for line in show_train_lines(shown))
     assert list(Path(".edl/sql").iterdir()) == []
     assert not (trained.model.folder / "edl_stream.py").exists()
+
+
+def test_a_class_that_no_validation_row_has_is_named(fake: FakeRun, tmp_path: Path) -> None:
+    database = sqlite_database(tmp_path)
+    database.fill("id INTEGER PRIMARY KEY, age INTEGER, rich INTEGER", [(n, age, n == 1) for n, age, _ in ROWS])
+    fake.more = {"auc": 0.0}
+    trained = run(database.address, "SELECT * FROM t LABEL rich INTO m", fake, "inconsistent")
+    assert isinstance(trained, TrainResult)
+    assert trained.model.unmeasured_classes == ["1"]
+    assert trained.model.metrics == {**METRICS, "auc": None}
 
 
 @pytest.mark.parametrize("when", ["during the job", "before its last rows"])
