@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from data import test_data_formats as formats
+from support.format_files import PNG, write_coco
 from support.object_stores import GcsBucket, S3Bucket, copy_folder, start_server
 from support.range_server import ServerBehaviour, serve_folder
 from support.reader_contract import ReaderCase
@@ -217,11 +218,11 @@ def test_a_pattern_over_http_is_refused(served: tuple[str, ServerBehaviour]) -> 
 
 def test_images_of_a_bucket_have_the_classes_of_their_folders(s3: S3Bucket) -> None:
     for name in ("i/cat/1.png", "i/dog/2.png", "i/dog/.3.png", "i/notes.txt"):
-        s3.put(name, formats.PNG + name.encode())
+        s3.put(name, PNG + name.encode())
     reader = open_reader(s3.url("i"), {"format": "images"})
     found = reader.read(s3.url("i"), 0, 2)
     assert [(record["label"], record["path"]) for record in found] == [(0, b"cat/1.png"), (1, b"dog/2.png")]
-    assert found[1]["image"] == formats.PNG + b"i/dog/2.png"
+    assert found[1]["image"] == PNG + b"i/dog/2.png"
     s3.delete("i/cat/1.png")
     with pytest.raises(BadInputError, match="no such object") as refused:
         reader.read(s3.url("i"), 0, 2)
@@ -229,7 +230,7 @@ def test_images_of_a_bucket_have_the_classes_of_their_folders(s3: S3Bucket) -> N
 
 
 def test_annotations_of_coco_are_read_from_a_bucket_and_kept_in_the_cache(s3: S3Bucket, tmp_path: Path) -> None:
-    formats.write_coco(tmp_path / "c" / "a", range(4), tmp_path / "c" / "a.json")
+    write_coco(tmp_path / "c" / "a", range(4), tmp_path / "c" / "a.json")
     copy_folder(s3, tmp_path / "c", "c", set())
     options: dict[str, object] = {"annotations": "{name}.json", "cache": str(tmp_path / "cache")}
     reader = open_reader(s3.url("c/a"), options)
