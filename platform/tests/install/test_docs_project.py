@@ -44,5 +44,21 @@ def test_every_issue_form_asks_for_something() -> None:
         assert all(field["id"] and field["attributes"]["label"] for field in fields), form.name
 
 
+@pytest.mark.parametrize("page", [*PROJECT, *PAGES], ids=lambda page: str(page.relative_to(ROOT)))
+def test_prose_is_wrapped_at_100_columns(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    if text.startswith("<!-- Written by `make reference`"):
+        return
+    prose = re.sub(r"^ *```.*?^ *```", lambda fence: "\n" * fence[0].count("\n"), text, flags=re.DOTALL | re.MULTILINE)
+    # Rows of tables, headings, HTML, images and messages in quotes stand on one line.
+    whole = re.compile(r"\s*([|#<>]|!\[)")
+    too_long = [
+        (number, line)
+        for number, line in enumerate(prose.splitlines(), 1)
+        if len(line) > 100 and " " in line.strip() and not whole.match(line)
+    ]
+    assert too_long == []
+
+
 def test_the_readme_stays_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 150

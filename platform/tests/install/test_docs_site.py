@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -53,6 +54,14 @@ def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
         assert 'class="mermaid"' not in html, "the theme would load a program for it from a public server"
     for sheet in site.rglob("*.css"):
         assert not re.search(r"@import|url\(['\"]?(https?:)?//", sheet.read_text(encoding="utf-8")), sheet.name
+
+
+def test_every_page_has_a_search_box_that_finds_all_pages(site: Path) -> None:
+    for page in site.rglob("index.html"):
+        assert 'data-md-component="search-query"' in page.read_text(encoding="utf-8"), page
+    found = json.loads((site / "search/search_index.json").read_text(encoding="utf-8"))["docs"]
+    places = {entry["location"].partition("#")[0] for entry in found}
+    assert places == {f"{page.parent.relative_to(site)}/".removeprefix("./") for page in site.rglob("index.html")}
 
 
 def test_figures_take_the_colours_of_the_page(site: Path) -> None:
