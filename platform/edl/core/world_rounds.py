@@ -1,7 +1,8 @@
 """Rounds of the AllReduce strategy: which workers are in the world, and which steps count.
 
-The master alone decides the *world*. Between two changes of it lies a *round*: a number that is
-never used again, and members with dense ranks. docs/design/0010-allreduce.md describes the protocol
+The master alone decides the *world*; its announcement of a round is what torchelastic calls a
+rendezvous. Between two changes of the world lies a *round*: a number that is never used again, and
+members with dense ranks. docs/design/0010-allreduce.md describes the protocol
 and its invariants; ``edl.core.rank_state`` is the side of a worker.
 
 A round goes through three phases:

@@ -134,7 +134,8 @@ class ModelReplica(ReplicaState):
         """Run the model forward and backward, and write this rank's addend to the buffers.
 
         Of the model's variables, only the states of random generators change. So several minibatches whose addends
-        are added (``adds``) are the same as minibatches of several ranks, also for BatchNormalization.
+        are added (``adds``: gradient accumulation) are the same as minibatches of several ranks, also for
+        BatchNormalization.
 
         Args:
             features: the features that ``feed`` yielded.
