@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from edl.api.errors import BadInputError, EdlError, JobFailedError
 from edl.jobfile.database_address import CREDENTIAL_VARIABLES
@@ -75,12 +79,22 @@ def run_edl(
         finally:
             process.stdout.close()
     if code:
-        raise _failure(verb, folder, code, reason)
+        raise _failure(verb, folder, job, code, reason)
     return last
 
 
-def _failure(verb: str, folder: Path, code: int, reason: str) -> EdlError:
+def _failure(verb: str, folder: Path, job: str, code: int, reason: str) -> EdlError:
     lines = (folder / LOG_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
     text = reason or "\n".join(lines[-_LAST_LINES:]) or f"it ended with exit code {code}"
     kind = BadInputError if code == BadInputError.exit_code else JobFailedError
-    return kind(f"edl {verb} failed: {text}", where=str(folder), hint=f"the log is {folder / LOG_FILE}")
+    more = f"cd {shlex.quote(str(folder))} && edl why {name}" if (name := _job_name(folder / job)) else ""
+    hint = f"the log is {folder / LOG_FILE}" + (f"; or: {more}" if more else "")
+    return kind(f"edl {verb} failed: {text}", where=str(folder), hint=hint)
+
+
+def _job_name(file: Path) -> str:
+    """The name in a job file that EDL wrote; empty: there is none."""
+    with suppress(OSError, YAMLError):
+        content = YAML(typ="safe", pure=True).load(file.read_text(encoding="utf-8"))
+        return str(content.get("name", "")) if isinstance(content, dict) else ""
+    return ""

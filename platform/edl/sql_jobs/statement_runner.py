@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from edl.api.errors import BadInputError, StorageError
 from edl.data.database import find_scheme
+from edl.sql_jobs.cluster_job import name_of
 from edl.sql_jobs.column_plan import ColumnPlan
 from edl.sql_jobs.edl_process import run_edl
 from edl.sql_jobs.exported_snapshot import export_snapshot
@@ -36,6 +37,7 @@ from edl.sql_jobs.later_trainings import (
     linear_document,
     refit_document,
 )
+from edl.sql_jobs.model_module import VOCABULARY_FILE
 from edl.sql_jobs.model_registry import MODEL_FILE, ModelDescription, ModelRegistry
 from edl.sql_jobs.parquet_parts import NoRowsError
 from edl.sql_jobs.permutation_importance import ColumnImportance, importance_table, score_permutations
@@ -68,6 +70,7 @@ from edl.sql_jobs.statements import (
     DropModelStatement,
     EvaluateStatement,
     ExplainStatement,
+    JobStatement,
     PredictStatement,
     QueryStatement,
     Select,
@@ -88,6 +91,8 @@ _LOCK_FILE = ".lock"
 _ROW_FOLDERS = ("rows", "data", "all", "more", "stream", "predictions")
 STREAM_SNAPSHOT, STREAM_INCONSISTENT = "snapshot", "inconsistent"
 """Values of ``--stream``."""
+_FAILED_SECONDS = 7 * 24 * 3600.0
+"""Age from which the log of a failed statement is removed."""
 _SNAPSHOT_SECONDS = 5.0
 """Between two looks at the connection that holds a snapshot."""
 
@@ -276,13 +281,18 @@ class StatementRunner:
         check_settings(statement)
         check_job_fields(statement)
         self.registry.check_new(statement.into, replace_model=self.replaces)
-        with _work_folder(self.export) as folder, self._find_rows(statement, folder) as found:
+        with _work_folder(statement, self.export) as folder, self._find_rows(statement, folder) as found:
             prepared = prepare_train(
                 statement, text, found.rows, self.database or "", folder, query_seconds=self.query_seconds
             )
             self.observer.planned(prepared.plan, prepared.settings, prepared.counts)
             model = replace(self._run_trainings(folder, found, prepared), stream=found.stream)
-            saved = self.registry.save(model, model_files(folder, folder / "export"))
+            exported = folder / "export"
+            try:
+                saved = self.registry.save(model, model_files(folder, exported))
+            except StorageError as error:
+                hint = f"{error.hint}; the trained model is in {exported}"
+                raise StorageError(error.message, where=error.where, hint=hint) from error
         return TrainResult(saved, self.export)
 
     def _find_rows(self, statement: TrainStatement, folder: Path) -> AbstractContextManager[_FoundRows]:
@@ -396,7 +406,7 @@ class StatementRunner:
         model = self.registry.find(statement.model)
         names = take_metrics(statement, model)
         self._check_target(statement.into)
-        with _work_folder() as folder:
+        with _work_folder(statement) as folder:
             rows = self._extract(statement.select, folder)
             prepare_evaluate(statement, model, rows, folder)
             measured = measured_on(folder / "data", model)(self._run_evaluation(folder, model))
@@ -422,7 +432,7 @@ class StatementRunner:
         model = self.registry.find(statement.model)
         probabilities = take_probabilities(statement, model)
         self._check_target(statement.into)
-        with _work_folder() as folder:
+        with _work_folder(statement) as folder:
             rows = self._extract(statement.select, folder)
             prepare_predict(statement, model, rows, folder)
             self._run_prediction(folder, model)
@@ -450,7 +460,7 @@ class StatementRunner:
         refuse_attributes(statement.attributes)
         model = self.registry.find(statement.model)
         self._check_target(statement.into)
-        with _work_folder() as folder:
+        with _work_folder(statement) as folder:
             rows = self._extract(statement.select, folder)
             permuted = prepare_explain(statement, model, rows, folder)
             self._run_prediction(folder, model)
@@ -462,7 +472,7 @@ class StatementRunner:
     # -- rows ------------------------------------------------------------------------------------
 
     def _query(self, statement: QueryStatement) -> RowsResult:
-        with _work_folder() as folder:
+        with _work_folder(statement) as folder:
             try:
                 rows = self._extract(statement.select, folder)
             except BadInputError as error:
@@ -559,33 +569,51 @@ def _with_measured(model: ModelDescription, kept: _Training, prepared: PreparedT
 
 
 @contextmanager
-def _work_folder(named: Path | None = None) -> Iterator[Path]:
-    """A folder for the files of a statement. It goes with the statement, unless it is named or the statement fails
-    after its rows are read: then its log tells why.
+def _work_folder(statement: JobStatement | QueryStatement, named: Path | None = None) -> Iterator[Path]:
+    """A folder for the files of a statement, which goes with it.
+
+    What the user named stays, if something can be trained in it. Otherwise, if the error names the folder, because its
+    log tells why a job failed, all but the rows stays.
 
     Raises:
         BadInputError: the named folder is there already.
     """
     if named is not None:
-        if named.exists() and (not named.is_dir() or any(named.iterdir())):
-            raise BadInputError("is there already", where=str(named), hint="name a folder that does not exist")
-        named.mkdir(parents=True, exist_ok=True)
-        yield named
+        with _named_folder(named):
+            yield named
         return
     with _translate_folder_errors():
         _WORK_FOLDER.mkdir(parents=True, exist_ok=True)
-        _clear_killed_statements()
-        folder = Path(tempfile.mkdtemp(prefix="", dir=_WORK_FOLDER)).absolute()
+        _clear_earlier_statements()
+        name = "query" if isinstance(statement, QueryStatement) else name_of(statement)
+        folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=_WORK_FOLDER)).absolute()
         lock = FileLock(folder / f"{_LOCK_FILE}.new", str(os.getpid()), protected_thing="the statement", hint="")
         lock.path.rename(folder / _LOCK_FILE)  # under this name it is locked, or its process is gone
     with lock:
         try:
             yield folder
-        except BaseException:
+        except BaseException as error:
             # Rows of a database do not stay behind.
-            _remove_rows(folder)
+            if str(folder) in str(error):
+                _remove_rows(folder)
+            else:
+                shutil.rmtree(folder, ignore_errors=True)
             raise
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _named_folder(folder: Path) -> Iterator[None]:
+    """A new folder of the user's. Of a statement that fails before its job begins, it is removed again."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadInputError("is there already", where=str(folder), hint="name a folder that does not exist")
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        if not (folder / "job.yaml").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _remove_rows(folder: Path) -> None:
@@ -595,15 +623,21 @@ def _remove_rows(folder: Path) -> None:
         return
     for path in [folder / name for name in _ROW_FOLDERS] + list(folder.glob(".*.tmp")):
         shutil.rmtree(path, ignore_errors=True)
-    (folder / _LOCK_FILE).unlink(missing_ok=True)
+    for name in (VOCABULARY_FILE, _LOCK_FILE):  # a vocabulary has values of rows
+        (folder / name).unlink(missing_ok=True)
 
 
-def _clear_killed_statements() -> None:
-    """Remove the rows that statements left whose process was killed."""
+def _clear_earlier_statements() -> None:
+    """Remove the rows that statements left whose process was killed, and what failed ones left long ago."""
     for file in _WORK_FOLDER.glob(f"*/{_LOCK_FILE}"):
         # it runs, or another program clears it
         with suppress(LockHeldError, StorageError), FileLock(file, "", protected_thing="the statement", hint=""):
             _remove_rows(file.parent)
+    for file in _WORK_FOLDER.glob("*/job.yaml"):
+        with suppress(OSError):  # another program removes it
+            is_old = time.time() - file.parent.stat().st_mtime > _FAILED_SECONDS
+            if is_old and not (file.parent / _LOCK_FILE).exists():
+                shutil.rmtree(file.parent, ignore_errors=True)
 
 
 @contextmanager

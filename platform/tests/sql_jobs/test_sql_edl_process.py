@@ -7,8 +7,24 @@ from pathlib import Path
 
 import pytest
 
+from edl.api.errors import JobFailedError
 from edl.jobfile.database_address import CREDENTIAL_VARIABLES
 from edl.sql_jobs.edl_process import run_edl
+
+
+def test_a_job_that_fails_names_its_log_and_the_command_that_explains_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "a b"
+    folder.mkdir()
+    (folder / "job.yaml").write_text("name: returns\n", encoding="utf-8")
+    program = tmp_path / "python"
+    program.write_text('#!/bin/sh\necho \'{"reason": "no memory"}\'\nexit 1\n', encoding="utf-8")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with pytest.raises(JobFailedError, match="no memory") as error:
+        run_edl("run", folder)
+    assert error.value.hint == f"the log is {folder}/edl.log; or: cd '{folder}' && edl why returns"
 
 
 @pytest.mark.parametrize("needs_database", [True, False])

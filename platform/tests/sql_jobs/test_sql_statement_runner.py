@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sqlite3
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -14,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from ruamel.yaml import YAML
 
-from edl.api.errors import BadInputError, JobFailedError, StorageError
+from edl.api.errors import BadInputError, EdlError, JobFailedError, StorageError
 from edl.cli.sql_output import result_lines, show_train_lines
 from edl.sql_jobs import statement_runner
 from edl.sql_jobs.model_registry import ModelRegistry, describe_model
@@ -46,7 +48,7 @@ class FakeJobs:
         self.losses = {"job.yaml": 0.25, "linear.yaml": 0.75}
         self.more = dict[str, float]()
         """Further metrics of evaluations."""
-        self.fails = False
+        self.error: EdlError | None = None
         self.writes_module = True
 
     def run(
@@ -61,8 +63,10 @@ class FakeJobs:
     ) -> Mapping[str, Any]:
         assert not needs_database
         self.verbs.append(verb)
-        if self.fails:
-            raise JobFailedError("edl run failed")
+        if self.error is not None:
+            (folder / "edl.log").write_text("why", encoding="utf-8")
+            self.error.where = str(folder)
+            raise self.error
         if verb == "run":
             document = YAML(typ="safe").load(folder / job)
             annealed = folder / "annealed.py"
@@ -458,12 +462,68 @@ def test_wrong_settings_are_refused_before_the_query_runs(jobs: FakeJobs, settin
 
 
 def test_a_training_that_fails_stores_no_model_and_leaves_no_rows(jobs: FakeJobs) -> None:
-    jobs.fails = True
-    with pytest.raises(JobFailedError):
-        run(TRAIN)
+    jobs.error = JobFailedError("edl run failed")
+    with pytest.raises(JobFailedError) as error:
+        run("SELECT age, age || 'x' || rich AS word, rich FROM people LABEL rich INTO m")
     assert ModelRegistry(Path("models")).list_models() == []
     (kept,) = Path(".edl/sql").iterdir()
-    assert {path.name for path in kept.iterdir()} == {"job.yaml", "model.py"}
+    # The error names it, and it has the name of the job.
+    assert str(kept.absolute()) in str(error.value)
+    assert kept.name.startswith("m-")
+    assert {path.name for path in kept.iterdir()} == {"job.yaml", "model.py", "edl.log"}
+
+
+def test_the_log_of_a_failed_statement_goes_after_a_week(jobs: FakeJobs) -> None:
+    jobs.error = JobFailedError("edl run failed")
+    with pytest.raises(JobFailedError):
+        run(TRAIN)
+    (kept,) = Path(".edl/sql").iterdir()
+    for days, stays in [(6, True), (8, False)]:
+        age = time.time() - days * 24 * 3600
+        os.utime(kept, (age, age))
+        run("SELECT * FROM people")
+        assert kept.exists() == stays
+
+
+@pytest.mark.parametrize("kind", ["interrupt", "table"])
+def test_a_statement_whose_job_did_not_fail_leaves_no_folder(
+    jobs: FakeJobs, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    run(TRAIN)
+
+    def fail(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt if kind == "interrupt" else StorageError("no room", where="the table guessed")
+
+    monkeypatch.setattr(statement_runner, "run_edl" if kind == "interrupt" else "write_result", fail)
+    with pytest.raises((KeyboardInterrupt, StorageError)):
+        run("SELECT * FROM people TO PREDICT guessed.rich USING m")
+    assert list(Path(".edl/sql").iterdir()) == []
+
+
+def test_a_trained_model_that_cannot_be_stored_stays_where_the_error_says(
+    jobs: FakeJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise StorageError("the model cannot be stored: no room", hint="EDL_MODELS names another folder for models")
+
+    monkeypatch.setattr(ModelRegistry, "save", fail)
+    with pytest.raises(StorageError, match="no room") as error:
+        run(TRAIN)
+    (kept,) = Path(".edl/sql").iterdir()
+    assert f"the trained model is in {kept.absolute() / 'export'}" in str(error.value.hint)
+    assert (kept / "export" / "model.keras").exists()
+    assert not (kept / "data").exists()
+
+
+def test_a_statement_that_trains_nothing_leaves_no_folder_of_its_export(jobs: FakeJobs, tmp_path: Path) -> None:
+    for text in ("SELECT * FROM people LABEL one INTO m", "SELECT * FROM people LABEL none INTO m"):
+        with pytest.raises(BadInputError):
+            run(text, export=tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+    jobs.error = JobFailedError("edl run failed")
+    with pytest.raises(JobFailedError):
+        run(TRAIN, export=tmp_path / "out")
+    assert (tmp_path / "out" / "data").exists()
 
 
 @pytest.mark.parametrize(("has_begun", "left"), [(True, {"job.yaml", "edl.log"}), (False, set())])
