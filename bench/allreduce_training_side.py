@@ -2,11 +2,13 @@
 
     python bench/allreduce_training_side.py MODEL limit
     python bench/allreduce_training_side.py MODEL mirrored INDEX ADDRESS ADDRESS
+    python bench/allreduce_training_side.py MODEL fit INDEX ADDRESS ADDRESS
 
 *limit*: the zoo's Keras model and optimizer; forward, backward and update are one function, and nothing is exchanged.
 *mirrored*: ``tf.distribute.MultiWorkerMirroredStrategy`` with ring communication, tuned in good faith: raw variables
 instead of Keras' layers and optimizer, TensorFlow's own momentum kernel, one or several steps in each function that is
-called. Minibatches are in memory, and one thread computes.
+called. *fit*: ``fit`` of the package ``tf_keras`` under the same strategy, with one or several steps per execution;
+Keras 3 does not run under it. Minibatches are in memory, and one thread computes.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from peer import serve_questions
 sys.path.append(str(Path(__file__).with_name("zoo")))
 import momentum_models as zoo
 import tensorflow as tf
+import tf_keras
 
 BLOCKS = 8
 """Minibatches in memory."""
@@ -46,11 +49,15 @@ def limit_step(model: str) -> Step:
     return step
 
 
-def mirrored_step(model: str) -> Step:
-    """A step over raw variables whose gradients are averaged over all workers."""
-    options = tf.distribute.experimental.CommunicationOptions(
+def ring_options() -> Any:
+    return tf.distribute.experimental.CommunicationOptions(
         implementation=tf.distribute.experimental.CommunicationImplementation.RING
     )
+
+
+def mirrored_step(model: str) -> Step:
+    """A step over raw variables whose gradients are averaged over all workers."""
+    options = ring_options()
     strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
     network, shapes = (_run_cnn, CNN_SHAPES) if model == "cnn" else (_run_mlp, MLP_SHAPES)
     random = np.random.default_rng(0)  # equal on all workers
@@ -136,15 +143,72 @@ class TrainingSide:
         return run_steps
 
 
+class FitSide:
+    """The same with ``fit`` of ``tf_keras``, and its model of the same layers."""
+
+    def __init__(self, model: str) -> None:
+        self._strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=ring_options())
+        with self._strategy.scope():
+            self._model = _fit_model(model)
+        self._unroll = 0
+
+    def answer_question(self, question: dict[str, Any]) -> dict[str, Any]:
+        calls, unroll, batch = question["calls"], question["unroll"], question["batch"]
+        if unroll != self._unroll:
+            self._unroll = unroll
+            with self._strategy.scope():
+                # Its update of each variable is one operation of TensorFlow.
+                optimizer = tf_keras.optimizers.legacy.SGD(zoo.RATE, momentum=zoo.MOMENTUM)
+                loss = tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+                self._model.compile(optimizer, loss, steps_per_execution=unroll)
+            self._fit(2, batch)
+        ends = self._fit(calls, batch)
+        # Without the first one, before which ``fit`` makes an iterator.
+        return {"seconds": (ends[-1] - ends[0]) * calls / (calls - 1)}
+
+    def _fit(self, calls: int, batch: int) -> list[float]:
+        """When each call ended."""
+        ends: list[float] = []
+        clock = tf_keras.callbacks.LambdaCallback(on_batch_end=lambda batch, logs: ends.append(time.perf_counter()))
+        self._model.fit(
+            self._strategy.distribute_datasets_from_function(lambda context: _dataset(batch)),
+            steps_per_epoch=calls * self._unroll,
+            verbose=0,
+            callbacks=[clock],
+        )
+        return ends
+
+
+def _fit_model(model: str) -> Any:
+    layers = tf_keras.layers
+    if model == "cnn":
+        hidden = [layers.Reshape([zoo.SIDE, zoo.SIDE, 1])]
+        for filters in (32, 64):
+            hidden += [layers.Conv2D(filters, 3, activation="relu"), layers.MaxPooling2D()]
+        hidden += [layers.Flatten(), layers.Dense(600, activation="relu")]
+    else:
+        hidden = [layers.Dense(2800, activation="relu"), layers.Dense(2800, activation="relu")]
+    return tf_keras.Sequential([layers.Input([zoo.SIDE**2]), *hidden, layers.Dense(zoo.CLASSES)])
+
+
+def _dataset(batch: int) -> Any:
+    images, labels = (tf.concat(parts, 0) for parts in zip(*make_minibatches(batch), strict=True))
+    blocks = tf.data.Dataset.from_tensor_slices((images, labels)).batch(batch, drop_remainder=True)
+    return blocks.cache().repeat().prefetch(2)
+
+
 def main() -> None:
     model, side = sys.argv[1:3]
-    if side == "mirrored":
+    if side != "limit":
         cluster = {"worker": sys.argv[4:]}
         os.environ["TF_CONFIG"] = json.dumps(
             {"cluster": cluster, "task": {"type": "worker", "index": int(sys.argv[3])}}
         )
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)  # as EDL's workers have
+    if side == "fit":
+        serve_questions(FitSide(model).answer_question)
+        return
     step = limit_step(model) if side == "limit" else mirrored_step(model)
     serve_questions(TrainingSide(step).answer_question)
 
