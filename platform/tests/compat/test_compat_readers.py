@@ -23,7 +23,7 @@ from elasticdl.python.data.reader.recordio_reader import RecordIODataReader
 pytestmark = pytest.mark.tensorflow  # edl.worker imports it
 
 
-class Numbers(AbstractDataReader):
+class CompatNumbers(AbstractDataReader):
     """Ten numbers in two shards, one of which does not begin at 0."""
 
     def __init__(self, **kwargs: Any) -> None:  # does not call its base class, as users' readers may
@@ -53,7 +53,7 @@ class OlderNumbers(AbstractDataReader):
 
 
 def test_shards_are_sources_and_are_read_by_range() -> None:
-    reader = Numbers()
+    reader = CompatNumbers()
     assert reader.sources() == [Source("low", 4), Source("high", 6)]
     assert reader.read("low", 1, 3) == [b"low 1", b"low 2"]
     assert reader.read("high", 0, 2) == [b"high 100", b"high 101"]
@@ -61,7 +61,7 @@ def test_shards_are_sources_and_are_read_by_range() -> None:
 
 
 def test_a_job_compares_the_formats_of_two_data_sets() -> None:
-    assert Numbers().metadata.format == OlderNumbers().metadata.format == "custom"
+    assert CompatNumbers().metadata.format == OlderNumbers().metadata.format == "custom"
 
 
 def test_older_forms_work() -> None:
@@ -74,7 +74,7 @@ def test_older_forms_work() -> None:
 def test_a_job_reads_with_it(tmp_path: Path) -> None:
     def custom_data_reader(data_origin: str, records_per_task: int | None = None, **kwargs: Any) -> AbstractDataReader:
         assert kwargs == {"kind": "numbers"}
-        return Numbers(data_dir=data_origin)
+        return CompatNumbers(data_dir=data_origin)
 
     data = DataSpec(training=("/nowhere",), reader={"kind": "numbers"})
     reader = open_data_set(data, "training", custom_data_reader, tmp_path)
@@ -86,11 +86,11 @@ def test_a_job_reads_with_it(tmp_path: Path) -> None:
 def test_it_gets_the_records_of_a_task_if_it_has_that_argument(tmp_path: Path) -> None:
     def custom_data_reader(data_origin: str, records_per_task: int, **kwargs: Any) -> AbstractDataReader:
         given.append(records_per_task)
-        return Numbers(data_dir=data_origin)
+        return CompatNumbers(data_dir=data_origin)
 
     def other_reader(origin: str, **kwargs: Any) -> AbstractDataReader:
         given.append(kwargs)
-        return Numbers(data_dir=origin)
+        return CompatNumbers(data_dir=origin)
 
     given: list[Any] = []
     train = TrainSpec(minibatch_size=32, minibatches_per_task=4)

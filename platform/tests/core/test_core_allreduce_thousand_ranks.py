@@ -50,7 +50,7 @@ class SimulatedWorld:
         self.free_at = self.now
         self.queue: list[tuple[float, int, Callable[[], None]]] = []
         self.order = itertools.count()
-        self.ranks = {uid: SimulatedRank(self, uid) for uid in self.master.workers}
+        self.ranks = {uid: WaitingRank(self, uid) for uid in self.master.workers}
         self.requests = 0
 
     def call_at(self, time: float, action: Callable[[], None]) -> None:
@@ -79,7 +79,7 @@ class SimulatedWorld:
         return result
 
 
-class SimulatedRank:
+class WaitingRank:
     """A worker: one request that waits for a newer view at a time, and reports of its own."""
 
     def __init__(self, world: SimulatedWorld, uid: str) -> None:

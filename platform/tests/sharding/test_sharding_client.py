@@ -22,7 +22,7 @@ RECORDS, MINIBATCH = 100, 10
 WAIT_SECONDS = 20.0
 
 
-class ScriptedMaster:
+class RangeMaster:
     """Hands out ranges of the file, one lease each, and keeps what it hears."""
 
     def __init__(self, source: str, ranges: list[tuple[int, int]]) -> None:
@@ -88,13 +88,13 @@ class ScriptedMaster:
 
 
 @pytest.fixture
-def make_client(tmp_path: Path) -> Iterator[Callable[..., tuple[Client, ScriptedMaster]]]:
+def make_client(tmp_path: Path) -> Iterator[Callable[..., tuple[Client, RangeMaster]]]:
     file = tmp_path / "lines.txt"
     file.write_text("".join(f"{number}\n" for number in range(RECORDS)))
     clients: list[Client] = []
 
-    def make(*ranges: tuple[int, int]) -> tuple[Client, ScriptedMaster]:
-        master = ScriptedMaster(str(file), list(ranges))
+    def make(*ranges: tuple[int, int]) -> tuple[Client, RangeMaster]:
+        master = RangeMaster(str(file), list(ranges))
         identity = ProcessIdentity(tmp_path, Role.WORKER, 3, "worker-3-x", "t", tmp_path, "unix:/nowhere")
         train = TrainSpec(minibatch_size=MINIBATCH)
         spec = JobSpec("p", command=("x",), data=DataSpec(training=(str(file),)), train=train)
@@ -112,7 +112,7 @@ def numbers(batch: Any) -> list[int]:
     return [int(record) for record in batch]
 
 
-Make = Callable[..., tuple[Client, ScriptedMaster]]
+Make = Callable[..., tuple[Client, RangeMaster]]
 
 
 def test_every_record_of_every_range_comes_once_in_minibatches(make_client: Make) -> None:
