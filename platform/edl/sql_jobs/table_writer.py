@@ -20,6 +20,9 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
+from sqlalchemy.sql import quoted_name
 
 from edl.api.errors import BadInputError, EdlError, RetryableError
 from edl.data.database import Database
@@ -79,8 +82,6 @@ def count_rows(database: str, table: tuple[str, ...]) -> int | None:
         BadInputError: it cannot be read.
         RetryableError: the database is not reachable.
     """
-    import sqlalchemy as sa
-
     name, schema = table[-1], table[0] if len(table) > 1 else None
 
     def count(connection: Any) -> int | None:
@@ -204,8 +205,6 @@ class TableWriter:
         return self._dialect in _MYSQL
 
     def _begin(self) -> None:
-        import sqlalchemy as sa
-
         connection = self._connection
         if self._dialect == "sqlite":
             # The driver would begin at the first INSERT, after the table was made.
@@ -228,8 +227,6 @@ class TableWriter:
             raise TableExistsError("there is such a table", where=self._where, hint="name another one, or replace it")
 
     def _refuse_view(self) -> None:
-        import sqlalchemy as sa
-
         # SQLite and DuckDB take names for the same that differ in capital letters only, as inspection of them does not.
         views = {name.lower() for name in sa.inspect(self._connection).get_view_names(schema=self._schema_name)}
         if self._table_name.lower() in views:
@@ -245,8 +242,6 @@ class TableWriter:
                 raise BadInputError(f"the name {name} is too long", where=self._where, hint=f"at most {most} bytes")
 
     def _create_partial(self) -> None:
-        import sqlalchemy as sa
-
         digest = sha256(self._where.encode()).hexdigest()[:8]
         if self._is_mysql:
             self._clear_partial_tables(digest)
@@ -259,8 +254,6 @@ class TableWriter:
 
     def _try_completion(self) -> None:
         """Do what needs other rights than a new table does: those of its owner, or to rename it."""
-        import sqlalchemy as sa
-
         if self._is_mysql:
             renamed = self._define(f"{self._table.name}_new")
             self._rename_tables([(self._table, renamed)])
@@ -281,8 +274,6 @@ class TableWriter:
         self._connection.exec_driver_sql(f"RENAME TABLE {renamed}")
 
     def _define(self, name: str) -> Any:
-        import sqlalchemy as sa
-
         columns = [
             sa.Column(_quoted_name(field.name), _column_type(field, self._dialect), nullable=True)
             for field in self._fields
@@ -291,8 +282,6 @@ class TableWriter:
         return sa.Table(_quoted_name(name), sa.MetaData(), *columns, schema=schema)
 
     def _open_existing(self) -> None:
-        import sqlalchemy as sa
-
         if not self._exists:
             raise BadInputError("there is no such table", where=self._where, hint="create it, or do not append")
         existing = self._define(self._table_name)
@@ -319,8 +308,6 @@ class TableWriter:
 
     def _clear_partial_tables(self, digest: str) -> None:
         """Drop what writers of this table left that were killed. A lock tells that no other one is at work."""
-        import sqlalchemy as sa
-
         connection = self._connection
         locked = connection.execute(sa.text("SELECT GET_LOCK(:name, 0)"), {"name": f"edl:{digest}"}).scalar()
         if locked != 1:
@@ -331,8 +318,6 @@ class TableWriter:
                 connection.execute(sa.schema.DropTable(self._define(name), if_exists=True))
 
     def _complete(self) -> None:
-        import sqlalchemy as sa
-
         if self._append:
             self._commit()
             return
@@ -371,8 +356,6 @@ class TableWriter:
         Raises:
             RetryableError: it did not.
         """
-        import sqlalchemy as sa
-
         if self._transaction is None:
             return False
         _close(self._connection, broken=True)
@@ -385,8 +368,6 @@ class TableWriter:
         return bool(status == "committed")
 
     def _abort(self) -> None:
-        import sqlalchemy as sa
-
         with suppress(Exception):  # the error that ended it is the one to report
             self._connection.rollback()
             if self._is_mysql and not self._append and self._table is not None:
@@ -503,8 +484,6 @@ def _close(connection: Any, *, broken: bool = False) -> None:
 
 def _quoted_name(name: str) -> Any:
     """A name that SQLAlchemy writes in quotes, escaped, in every dialect."""
-    from sqlalchemy.sql import quoted_name
-
     return quoted_name(name, quote=True)
 
 
@@ -552,9 +531,6 @@ def _plain_array(column: pa.Array, field: pa.Field, where: str) -> pa.Array:
 
 
 def _column_type(field: pa.Field, dialect: str) -> Any:
-    import sqlalchemy as sa
-    from sqlalchemy.dialects import mysql
-
     kind = field.type
     if pa.types.is_list(kind):
         if dialect in ("postgresql", "duckdb") and not pa.types.is_list(kind.value_type):
