@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edl.api.errors import BadInputError
+from edl.cli.train_extra import needing_train_extra
 from edl.ops.checkpoint_lookup import (
     checkpoint_table,
     choose_checkpoint,
@@ -303,7 +304,7 @@ def inspect(run: RunArgument, number: NumberOption = None, as_json: JsonOption =
     location = find_checkpoints(run)
     manifest, contents = _open_checkpoint(run, number)
     with (
-        _numpy_required(),
+        needing_train_extra("reading values needs"),
         storage_errors_as_bad_input(),
         _byte_progress_bar("Reading", bytes_to_read(contents)) as advance,
     ):
@@ -332,7 +333,7 @@ def export(
     """
     _check_output_file(output, force=force)
     manifest, contents = _open_checkpoint(run, number)
-    with _numpy_required():
+    with needing_train_extra("reading values needs"):
         from edl.storage import checkpoint_export
 
         with storage_errors_as_bad_input():
@@ -372,15 +373,6 @@ def _check_output_file(output: Path, *, force: bool) -> None:
         raise BadInputError("there is no such folder", where=str(output.absolute().parent))
     if output.is_dir() or (output.exists() and not force):
         raise BadInputError("already exists", where=str(output), hint="Choose another file, or use --force.")
-
-
-@contextmanager
-def _numpy_required() -> Iterator[None]:
-    try:
-        yield
-    except ImportError as error:
-        hint = "pip install 'edl-platform[train]'"
-        raise BadInputError(f"reading values needs the package {error.name}", hint=hint) from error
 
 
 @contextmanager

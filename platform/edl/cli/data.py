@@ -16,6 +16,7 @@ from edl.api.errors import BadInputError
 from edl.cli.data_conversion import convert
 from edl.cli.data_statistics import schema, stats
 from edl.cli.options import ContextOption, NamespaceOption, connect_api
+from edl.cli.train_extra import needing_train_extra
 from edl.ops import file_transfer
 from edl.ops.file_transfer import IMAGE_REMEDY, IMAGE_VARIABLE, open_volume
 from edl.reporting.progress_bars import count_progress
@@ -311,10 +312,6 @@ def clicks(
     _make_data_set(load_clicks, out, file_format, compression, records_per_file, force)
 
 
-_DISTRIBUTION_BY_MODULE = {"google": "protobuf"}
-"""Packages whose modules have another name than the one that pip installs."""
-
-
 def _make_data_set(
     load: Callable[[], GeneratedDataset],
     out: Path,
@@ -323,7 +320,7 @@ def _make_data_set(
     per_file: int,
     force: bool,
 ) -> None:
-    try:
+    with needing_train_extra("making data needs"):
         from edl.data.dataset_writer import DatasetLayout, check_output_empty
 
         layout = DatasetLayout(file_format, compression, per_file)
@@ -331,10 +328,6 @@ def _make_data_set(
             check_output_empty(out)
         with make_console(sys.stderr).status("Loading"):
             data = load()
-    except ImportError as error:
-        package = _DISTRIBUTION_BY_MODULE.get((error.name or "").partition(".")[0], error.name)
-        hint = "pip install 'edl-platform[train]'"
-        raise BadInputError(f"making data needs the package {package}", hint=hint) from error
     _write_data_set(data, out, layout)
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 
-from edl.api.errors import BadInputError
 from edl.cli.data_statistics import warn_of_doubtful_header
+from edl.cli.train_extra import needing_train_extra
 from edl.reporting.progress_bars import count_progress
 from edl.reporting.rich_console import make_console
 from edl.reporting.unit_formats import format_bytes
@@ -61,11 +61,8 @@ def convert(
     options: dict[str, object] = {"format": file_format, "sep": separator}
     options |= {"columns": ",".join(columns).split(",") if columns else None, "header": None if header else False}
     given = {name: value for name, value in options.items() if value is not None}
-    try:
+    with needing_train_extra("a conversion needs"):
         from edl.data import conversion
-    except ImportError as error:
-        hint = "pip install 'edl-platform[train]'"
-        raise BadInputError(f"a conversion needs the package {error.name}", hint=hint) from error
     plan = conversion.plan_conversion(paths, out, target, given, records_per_file=per_file, max_corrupt=max_corrupt)
     console = make_console(sys.stderr)
     console.print(_describe_plan(plan), highlight=False, soft_wrap=True, markup=False)

@@ -6,8 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edl.api.errors import BadInputError
+from edl.cli.train_extra import needing_train_extra
 from edl.reporting.rich_console import make_console
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _reader_options(
 def _scan(
     paths: list[str], options: dict[str, object], threads: int | None, workers: int | None = None
 ) -> TableStatistics:
-    with _needing_packages():
+    with needing_train_extra("statistics need"):
         from edl.data.table_scan import scan_table
         from edl.ops.statistics_job import scan_with_workers
     if workers is None:
@@ -128,18 +128,9 @@ def warn_of_doubtful_header(column_names: Sequence[str]) -> None:
 
 
 def _merge(paths: list[str]) -> TableStatistics:
-    with _needing_packages():
+    with needing_train_extra("statistics need"):
         from edl.data.statistics_files import merge_workers, read_worker_files
     return merge_workers([worker for path in paths for worker in read_worker_files(Path(path))])
-
-
-@contextmanager
-def _needing_packages() -> Iterator[None]:
-    try:
-        yield
-    except ImportError as error:
-        hint = "pip install 'edl-platform[train]'"
-        raise BadInputError(f"statistics need the package {error.name}", hint=hint) from error
 
 
 def _print_table(result: dict[str, Any]) -> None:

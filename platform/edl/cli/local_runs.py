@@ -220,8 +220,8 @@ def read_local_run(run: RunDirectory) -> LocalRun:
     status = summary = failure = None
     try:
         status = section_type.from_json(Status, read_json(run.status), str(run.status)) if run.status.exists() else None
-        summary = _read_optional(run.path / "summary.json", Summary)
-        failure = _read_optional(run.path / "failure.json", JobFailure)
+        summary = _read_optional(run.summary, Summary)
+        failure = _read_optional(run.failure, JobFailure)
     except (EdlError, SpecError) as error:
         unreadable = str(error)
     alive = _find_process(run) is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +13,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import SafeRepresenter
 
-from edl.cluster.kubernetes.job_manifests import render_job
+from edl.cluster.kubernetes.job_manifests import new_job_token, render_job
 from edl.cluster.kubernetes.resource_kinds import SECRETS
 from edl.cluster.kubernetes.spec_validation import find_spec_problems, find_spec_warnings
 from edl.jobfile.loader import load_job_file
@@ -57,8 +56,6 @@ def manifests_yaml(manifests: Iterable[Mapping[str, Any]]) -> str:
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
-_TOKEN_BYTES = 32
-
 
 @app.command()
 def render(
@@ -85,7 +82,7 @@ def render(
     Secrets. Without --token-secret the output contains a new secret token: do not commit it.
     """
     spec = load_job_file(job, settings or (), extra_rules=find_spec_problems)
-    token = secrets.token_hex(_TOKEN_BYTES) if token_secret is None else None
+    token = new_job_token() if token_secret is None else None
     manifests = render_job(spec, namespace=namespace, token=token, token_secret=token_secret, run=resume)
     for note in find_spec_warnings(spec):
         typer.echo(f"warning: {note}", err=True)

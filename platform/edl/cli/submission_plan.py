@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from edl.api.cluster_port import Role
 from edl.api.errors import BadInputError, EdlError
 from edl.api.job_spec import JobSpec
-from edl.cluster.kubernetes.names import CHECKPOINT_SUFFIX, LATEST_RUN
+from edl.cluster.kubernetes.pod_template import GPU_RESOURCE
 from edl.cluster.kubernetes.resource_kinds import Manifest
 from edl.jobfile.command_rules import describe_program
 from edl.jobfile.path_resolution import has_shared_storage, pod_storage_path, pod_zoo_path
@@ -25,11 +25,12 @@ from edl.ops.job_forecast import GroupPlacement, JobForecast
 from edl.ops.resource_quantities import ResourceAmounts, base_resource, format_amount, format_amounts
 from edl.reporting.text_table import align_columns, wrap_labelled, wrap_text
 from edl.reporting.unit_formats import join_words
+from edl.storage.run_directory import FROM_CHECKPOINT_SUFFIX, LATEST_RUN
 
 if TYPE_CHECKING:
     from edl.ops.job_view import JobView
 
-_QUOTA_RESOURCES = ("cpu", "memory", "pods", "nvidia.com/gpu")
+_QUOTA_RESOURCES = ("cpu", "memory", "pods", GPU_RESOURCE)
 """The resources of a quota that the plan shows."""
 
 
@@ -133,7 +134,7 @@ class SubmissionPlan:
         if unused := find_unused_fields(self.spec):
             yield "unused", f"{', '.join(unused)}: no parameter servers"
         if self.resumed_run:
-            run = self.resumed_run.removesuffix(CHECKPOINT_SUFFIX)
+            run = self.resumed_run.removesuffix(FROM_CHECKPOINT_SUFFIX)
             yield "resumes", "the newest run" if run == LATEST_RUN else f"run {run}"
             if run != self.resumed_run:
                 yield (

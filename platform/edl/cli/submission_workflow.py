@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from edl.api.job_spec import JobSpec
 from edl.cli.options import confirm_action, connect_api
 from edl.cli.submission_plan import SubmissionPlan, SubmissionReporter
 from edl.cluster.kubernetes.api_errors import ApiError
-from edl.cluster.kubernetes.names import CHECKPOINT_SUFFIX, LATEST_RUN
+from edl.cluster.kubernetes.job_manifests import new_job_token
 from edl.cluster.kubernetes.spec_validation import find_spec_warnings
 from edl.ops.cluster_capacity import ClusterCapacity
 from edl.ops.followup_command import command_arguments
@@ -25,6 +24,7 @@ from edl.ops.removal_progress import remove_job
 from edl.ops.submission_request import SubmissionRequest, build_request
 from edl.reporting.text_table import StatusLine
 from edl.reporting.unit_formats import format_duration
+from edl.storage.run_directory import FROM_CHECKPOINT_SUFFIX, LATEST_RUN
 
 if TYPE_CHECKING:
     from edl.cluster.kubernetes.api_client import KubeClient
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from edl.ops.preflight import PreflightResult
 
 DECLINED = 1
-_TOKEN_BYTES = 32
 _COMMAND_NOT_FOUND = ("executable file not found", "no such file or directory")
 """Parts of container runtimes' messages for a command that does not exist in the image."""
 
@@ -56,7 +55,7 @@ class SubmitOptions:
     def resumed_run(self) -> str | None:
         """The run to resume, as the Job's annotation names it."""
         return (
-            self.resume_run + CHECKPOINT_SUFFIX
+            self.resume_run + FROM_CHECKPOINT_SUFFIX
             if self.resume_run is not None and self.from_checkpoint
             else self.resume_run
         )
@@ -103,11 +102,6 @@ def plan_without_cluster(spec: JobSpec, options: SubmitOptions) -> SubmissionPla
         resume_warnings=tuple(find_spec_warnings(spec)),
         cluster_asked=False,
     )
-
-
-def new_job_token() -> str:
-    """A random secret by which the job's processes authenticate each other."""
-    return secrets.token_hex(_TOKEN_BYTES)
 
 
 def plan_and_submit(

@@ -21,12 +21,10 @@ from edl.cli.options import (
 )
 from edl.cli.submission_plan import make_reporter
 from edl.cli.submission_workflow import SubmitOptions, plan_and_submit, plan_without_cluster
-from edl.cluster.kubernetes.names import LATEST_RUN
 from edl.cluster.kubernetes.spec_validation import find_submission_problems
 from edl.jobfile.loader import load_job_file
-from edl.jobfile.path_resolution import has_shared_storage
-
-_JOB_FILES = (".yaml", ".yml", ".json")
+from edl.jobfile.path_resolution import JOB_FILE_SUFFIXES, has_shared_storage
+from edl.storage.run_directory import LATEST_RUN
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -47,7 +45,7 @@ class OptionalClusterRunCommand(OptionalRunCommand):
 
     def is_run_id(self, word: str) -> bool:
         """Whether the word after ``--resume`` is meant as a run."""
-        is_file = Path(word).suffix in _JOB_FILES or Path(word).is_file()
+        is_file = Path(word).suffix in JOB_FILE_SUFFIXES or Path(word).is_file()
         return bool(word) and not word.startswith("-") and (super().is_run_id(word) or not is_file)
 
 

@@ -20,9 +20,10 @@ from edl.api.errors import SIGTERM_EXIT, EdlError, JobFailedError, RetryableErro
 from edl.api.job_spec import JobSpec
 from edl.cli.options import connect_api
 from edl.cli.submission_plan import TextReporter
-from edl.cli.submission_workflow import SubmitOptions, master_status_text, new_job_token, plan_submission, start_error
+from edl.cli.submission_workflow import SubmitOptions, master_status_text, plan_submission, start_error
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_errors import ApiError, NotFoundError
+from edl.cluster.kubernetes.job_manifests import new_job_token
 from edl.cluster.kubernetes.resource_kinds import JOBS
 from edl.cluster.kubernetes.spec_validation import find_submission_problems
 from edl.jobfile.loader import load_job_file

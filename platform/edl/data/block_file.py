@@ -29,7 +29,16 @@ from edl.data.data_files import (
     stream_version,
 )
 from edl.data.file_digests import SourceDigests, digest_file
-from edl.data.reader import BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, PackedRecords, Source
+from edl.data.reader import (
+    OBJECT_BYTES,
+    BlockSizes,
+    CorruptRange,
+    CorruptRecordError,
+    Metadata,
+    OnCorrupt,
+    PackedRecords,
+    Source,
+)
 from edl.data.reader_factory import ReaderOptions
 from edl.data.remote_files import is_remote
 
@@ -38,8 +47,6 @@ _BLOCK_BYTES = 1 << 18
 _MOST_BLOCK_RECORDS = 1 << 16
 _READ_BYTES = 1 << 22
 _GZIP_MAGIC, _ZLIB_MAGICS = b"\x1f\x8b", (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
-_OBJECT_BYTES = 40
-"""Memory of a record in addition to its bytes."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +178,7 @@ class BlockFile:
         """The blocks, as a reader returns them."""
         index = self.index
         sizes = [end - start for start, end in pairwise(index.first_records)]
-        return BlockSizes(sizes, index.version[0] + index.records * _OBJECT_BYTES)
+        return BlockSizes(sizes, index.version[0] + index.records * OBJECT_BYTES)
 
     def drop_cached_blocks(self) -> None:
         """Free the memory of the cached blocks."""

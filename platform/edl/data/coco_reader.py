@@ -38,7 +38,7 @@ from edl.data.data_files import (
 )
 from edl.data.file_digests import SourceDigests, digest_file, digest_folder
 from edl.data.image_content import find_image_fault
-from edl.data.image_folder import IMAGE_BLOCK_RECORDS
+from edl.data.image_folder import image_blocks
 from edl.data.reader import BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, Source
 from edl.data.reader_factory import ReaderOptions
 from edl.data.record_columns import ColumnRecords, RaggedColumn
@@ -53,7 +53,6 @@ _DTYPES = {
     "labels": "int64",
     "crowd": "bool",
 }
-_MEASURED_FILES = 64
 FOLDER_NAME = "{name}"
 """In ``data.reader.annotations``: the name of the folder of images."""
 
@@ -207,12 +206,7 @@ class CocoReader:
     def blocks(self, source: str) -> BlockSizes:
         """Blocks of 16 images of one folder."""
         folder, found = find_source(self._folders, source), self._annotations[source]
-        count = len(found.paths)
-        measured = found.paths[:: max(1, count // _MEASURED_FILES)]
-        sizes = [file_bytes for path in measured if (file_bytes := _file_bytes(folder / path))]
-        total = sum(sizes) * count // max(1, len(sizes)) + found.boxes.nbytes
-        records = [min(IMAGE_BLOCK_RECORDS, count - at) for at in range(0, count, IMAGE_BLOCK_RECORDS)]
-        return BlockSizes(records, max(total, count))
+        return image_blocks(found.paths, lambda path: _file_bytes(folder / path), found.boxes.nbytes)
 
     def annotations_file(self, source: str) -> Path:
         """The annotations file of a folder."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +31,6 @@ _SCANNED_BYTES = 1 << 20
 """What the first pass reads at once."""
 _MEMORY_FACTOR = 10
 """Memory of rows as lists of text, in bytes per byte of the file. The shorter the cells, the more."""
-_UTF8_BOM = b"\xef\xbb\xbf"
 EMPTY_FILE = "the file is empty"
 BARE_CR = "a carriage return without a line feed, outside of quotes"
 """Why a row cannot be read."""
@@ -216,7 +216,7 @@ class CsvFile:
 def _find_lines(data: bytes) -> list[int] | None:
     """Where each line begins, if each of the whole lines is a row for certain; a tenth of the time of parsing them."""
     # A search for two bytes takes ten times as long as one for a byte.
-    if b'"' in data or data.startswith(_UTF8_BOM) or (b"\r" in data and data.count(b"\r") != data.count(b"\r\n")):
+    if b'"' in data or data.startswith(codecs.BOM_UTF8) or (b"\r" in data and data.count(b"\r") != data.count(b"\r\n")):
         return None
     lines = data.splitlines(keepends=True)
     lengths = list(map(len, lines))
@@ -265,7 +265,7 @@ class CsvRowStream(Iterator[CsvRow]):
     def _decoded_lines(self) -> Iterator[str]:
         # self.offset counts bytes, which decoded text cannot give back, so lines are decoded here
         for line in self._stream:
-            text = line.removeprefix(_UTF8_BOM) if self.offset == 0 else line
+            text = line.removeprefix(codecs.BOM_UTF8) if self.offset == 0 else line
             self.offset += len(line)
             try:
                 yield text.decode()

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import re
 import socket
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,8 +19,8 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from edl.api.errors import BadInputError, EdlError, RetryableError
-from edl.core.backoff import ExponentialBackoff
 from edl.data.data_files import FileVersion, changed_error, file_version, read_error
+from edl.data.temporary_errors import TRIES, retry_temporary
 from edl.jobfile.database_address import (
     CREDENTIALS_HINT,
     ENVIRONMENT_SCHEME,
@@ -38,11 +36,6 @@ _DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql", "maria
 _CONNECT_SECONDS, _SILENT_SECONDS = 10, 60
 _LOCK_SECONDS = 30
 """What SQLite waits for another program that writes."""
-_TRIES = 4
-_BACKOFF = ExponentialBackoff(first_seconds=0.4, max_seconds=5.0)
-_pause = time.sleep
-# Of its own: models seed the interpreter's generator.
-_draw_jitter = random.Random().random  # noqa: S311 - jitter
 _EXTRA_HINT = "install EDL with the extra sql, also in the job's image: pip install 'edl-platform[sql]'"
 _DUCKDB_HINT = "install EDL with the extra duckdb, also in the job's image: pip install 'edl-platform[sql,duckdb]'"
 _REFUSED = re.compile(
@@ -114,20 +107,13 @@ class Database:
             BadInputError: trying again is of no use.
             RetryableError: every try failed.
         """
-        for attempt in range(1, _TRIES + 1):
+
+        def connect_and_run() -> ResultT:
             self._check_file()
-            engine = self.engine
-            try:
-                with engine.connect() as connection:
-                    return action(connection)
-            except self.errors as error:
-                translated = self.translate(error)
-                if not isinstance(translated, RetryableError) or attempt == _TRIES:
-                    # Without the cause: its text may have the address with the password.
-                    raise translated from None
-                _log.info("%s; trying again", translated)
-                _pause(_BACKOFF.jittered_delay(attempt, _draw_jitter()))
-        raise AssertionError("unreachable")
+            with self.engine.connect() as connection:
+                return action(connection)
+
+        return retry_temporary(connect_and_run, self.translate, errors=self.errors, tries=TRIES, hides_cause=True)
 
     @contextmanager
     def connect(self) -> Iterator[Any]:

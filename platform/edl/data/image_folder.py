@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from edl.data.remote_files import RemotePath, fetch_files
 
 _LOG = logging.getLogger(__name__)
 
-IMAGE_BLOCK_RECORDS = 16
+_BLOCK_RECORDS = 16
 _MEASURED_FILES = 64
 _ENDINGS = ", ".join(sorted(IMAGE_SUFFIXES))
 COLUMNS = ("image", "label", "path")
@@ -111,12 +111,7 @@ class ImageFolderReader:
     def blocks(self, source: str) -> BlockSizes:
         """Blocks of 16 images of one folder."""
         files, folder = find_source(self._files, source), self._folders[source]
-        measured = files[:: max(1, len(files) // _MEASURED_FILES)]
-        sizes = [_file_bytes(folder / path) for path in measured]
-        total = sum(sizes) * len(files) // max(1, len(sizes))
-        return BlockSizes(
-            [min(IMAGE_BLOCK_RECORDS, len(files) - at) for at in range(0, len(files), IMAGE_BLOCK_RECORDS)], total
-        )
+        return image_blocks(files, lambda path: _file_bytes(folder / path))
 
     @cached_property
     def _files(self) -> Mapping[str, tuple[str, ...]]:
@@ -178,6 +173,21 @@ def _read_file(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise read_error(path, error) from error
+
+
+def image_blocks(paths: Sequence[str], file_bytes: Callable[[str], int], more_bytes: int = 0) -> BlockSizes:
+    """Blocks of 16 images; their memory is estimated by the sizes of some files, evenly spread.
+
+    Args:
+        paths: of the images of a source.
+        file_bytes: the size of a file; 0: it is missing, which is reported when it is read.
+        more_bytes: memory of what else the source has.
+    """
+    count = len(paths)
+    sizes = [size for path in paths[:: max(1, count // _MEASURED_FILES)] if (size := file_bytes(path))]
+    total = sum(sizes) * count // max(1, len(sizes)) + more_bytes
+    records = [min(_BLOCK_RECORDS, count - at) for at in range(0, count, _BLOCK_RECORDS)]
+    return BlockSizes(records, max(total, count))
 
 
 def _file_bytes(path: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -12,8 +13,6 @@ import pyarrow.json as pajson
 
 from edl.api.errors import BadInputError
 from edl.data.text_format import NO_JSON_OBJECT, JsonLinesFormat
-
-_UTF8_BOM = b"\xef\xbb\xbf"
 
 
 class JsonBlock(NamedTuple):
@@ -103,7 +102,7 @@ def _find_objects(file: Path, block: JsonBlock) -> tuple[list[_Line], list[str]]
     record, offset = block.record, block.offset
     for content in block.content.split(b"\n"):
         if content.strip():
-            line = content if offset else content.removeprefix(_UTF8_BOM)
+            line = content if offset else content.removeprefix(codecs.BOM_UTF8)
             if reasons := JsonLinesFormat().find_records(line + b"\n", check=True).damaged:
                 damaged.append(f"{file}, byte {offset}: {reasons.get(0, NO_JSON_OBJECT)}")
             else:

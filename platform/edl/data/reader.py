@@ -34,6 +34,10 @@ class Source:
     records: int
 
 
+OBJECT_BYTES = 40
+"""Memory of a record in addition to its bytes."""
+
+
 @dataclass(frozen=True)
 class BlockSizes:
     """How a source is divided into blocks.

@@ -15,7 +15,6 @@ import io
 import logging
 import os
 import queue
-import random
 import re
 import threading
 import time
@@ -32,8 +31,8 @@ from urllib.parse import unquote, urlsplit
 from zlib import crc32
 
 from edl.api.errors import BadInputError, EdlError, RetryableError
-from edl.core.backoff import ExponentialBackoff
 from edl.data.cache_folder import BLOCK_SUFFIX, CacheFolder, touch
+from edl.data.temporary_errors import TRIES, retry_temporary
 
 _log = logging.getLogger(__name__)
 
@@ -47,14 +46,8 @@ _FETCH_THREADS = 8
 _MEMORY_BYTES = 256 << 20
 FRESH_SECONDS = 2.0
 """How long the version of a file is believed without asking again."""
-_TRIES = 4
 _TRIES_BY_SCHEME = {"gs": 1}
-"""Where it is not ``_TRIES``: gcsfs tries six times by itself, in half a minute."""
-_BACKOFF = ExponentialBackoff(first_seconds=0.4, max_seconds=5.0)
-_pause = time.sleep
-_draw_jitter = random.Random().random  # noqa: S311 - jitter
-"""A generator of its own: models seed the interpreter's, so all workers would try again at the same time, and a retry
-would change the numbers that the model draws."""
+"""Where it is not ``TRIES``: gcsfs tries six times by itself, in half a minute."""
 _CONNECT_SECONDS, _READ_SECONDS, _REQUEST_SECONDS = 10, 30, 120
 _MOST_FILE_BYTES = 1 << 50
 
@@ -156,17 +149,8 @@ def _call(url: str, action: Callable[[], Any]) -> Any:
         BadInputError: trying again is of no use.
         RetryableError: every try failed.
     """
-    tries = _TRIES_BY_SCHEME.get(urlsplit(url).scheme.lower(), _TRIES)
-    for attempt in range(1, tries + 1):
-        try:
-            return action()
-        except Exception as error:
-            translated = _translate_error(url, error)
-            if not isinstance(translated, RetryableError) or attempt == tries:
-                raise translated from error
-            _log.info("%s; trying again", translated)
-            _pause(_BACKOFF.jittered_delay(attempt, _draw_jitter()))
-    raise AssertionError("unreachable")
+    tries = _TRIES_BY_SCHEME.get(urlsplit(url).scheme.lower(), TRIES)
+    return retry_temporary(action, partial(_translate_error, url), tries=tries)
 
 
 def _ask_version(url: str) -> tuple[FileStat, str]:

@@ -31,7 +31,7 @@ from edl.data.data_files import (
     stream_version,
 )
 from edl.data.file_digests import SourceDigests, digest_file
-from edl.data.reader import BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, Source
+from edl.data.reader import OBJECT_BYTES, BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, Source
 from edl.data.reader_factory import ReaderOptions
 from edl.data.record_columns import ColumnRecords
 from edl.data.remote_files import is_remote
@@ -40,7 +40,6 @@ KEY_COLUMN = "__key__"
 """Column of the samples' names."""
 _KIND = {"version": 1, "format": "webdataset"}
 _BLOCK_BYTES = 1 << 18
-_OBJECT_BYTES = 40
 _HEADER_BYTES = tarfile.BLOCKSIZE
 # The part after the first dot of the file's name, as WebDataset has it.
 _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.S)
@@ -185,7 +184,7 @@ class TarReader:
                 records.append(0)
                 filled = 0
             records[-1] += 1
-            size = index.bytes(sample) + _OBJECT_BYTES * (len(self._names) + 1)
+            size = index.bytes(sample) + OBJECT_BYTES * (len(self._names) + 1)
             filled, total = filled + size, total + size
         return BlockSizes(records, total)
 

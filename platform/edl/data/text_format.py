@@ -6,6 +6,7 @@ A record is a line of UTF-8 without its end (LF or CRLF), as ``bytes``. An empty
 
 from __future__ import annotations
 
+import codecs
 from array import array
 from collections.abc import Mapping
 from itertools import pairwise
@@ -13,7 +14,6 @@ from itertools import pairwise
 from edl.data.block_file import FoundRecords
 from edl.data.reader import NOT_UTF8, PackedRecords
 
-_UTF8_BOM = b"\xef\xbb\xbf"
 NO_JSON_OBJECT = "not a JSON object"
 """Why a line of JSON cannot be used."""
 
@@ -30,7 +30,7 @@ class TextFormat:
         lines = content
         if check:
             # The bytes of lines are needed, and not where they are in the file.
-            lines = content[:end].removeprefix(_UTF8_BOM).replace(b"\r\n", b"\n")
+            lines = content[:end].removeprefix(codecs.BOM_UTF8).replace(b"\r\n", b"\n")
         bounds = self._find_ends(lines)
         packed = PackedRecords(lines, bounds, 0, 1)
         return FoundRecords(packed, end, self._find_damage(packed) if check else {})

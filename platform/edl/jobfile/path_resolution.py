@@ -13,6 +13,7 @@ from edl.api.job_spec import JobSpec
 from edl.api.pod_spec import VolumeSpec
 from edl.jobfile.database_address import database_file, path_of_data, with_database_file
 
+JOB_FILE_SUFFIXES = (".yaml", ".yml", ".json")
 DEFAULT_STORAGE_DIR = ".edl"
 UNSHARED_STORAGE_DIR = "/edl"
 """Storage of a job without a volume: a directory inside each pod, which is lost with the pod."""

@@ -189,20 +189,20 @@ def describe_value(node: DocumentNode) -> str:
             return "true" if node.value else "false"
         case str():
             return f"'{_shorten(node.value)}'"
-        case int() if abs(node.value) > 10**_SHOWN_CHARACTERS:
+        case int() if abs(node.value) > 10**SHOWN_CHARACTERS:
             return f"a number of {node.value.bit_length():,} bits"
         case number:
             return f"{number}"
 
 
-_SHOWN_CHARACTERS = 200
+SHOWN_CHARACTERS = 200
 _MAX_NAME_BYTES, _MAX_PATH_BYTES = 255, 4095  # NAME_MAX and PATH_MAX of Linux
 
 
 def _shorten(text: str) -> str:
-    if len(text) <= _SHOWN_CHARACTERS:
+    if len(text) <= SHOWN_CHARACTERS:
         return text
-    return f"{text[:_SHOWN_CHARACTERS]}…, {len(text):,} characters"
+    return f"{text[:SHOWN_CHARACTERS]}…, {len(text):,} characters"
 
 
 def _is_path_too_long(path: str) -> bool:

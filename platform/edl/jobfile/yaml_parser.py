@@ -20,6 +20,7 @@ from ruamel.yaml.scanner import Scanner, ScannerError
 from edl.api.fields import ScalarValue
 from edl.core.strict_json import MAX_DEPTH, escape_surrogates
 from edl.jobfile.document_tree import TOO_DEEP, DocumentNode, ReadContext, SpecProblem, find_text_fault
+from edl.jobfile.scalar_types import SHOWN_CHARACTERS
 
 _YAML_TAG_PREFIX = "tag:yaml.org,2002:"
 _TRUE_WORDS = frozenset({"true", "yes", "on", "y"})
@@ -194,7 +195,6 @@ def _yaml_error_hint(error: MarkedYAMLError) -> str | None:
 # ``--set train.epochs=3``: values from the command line are put into the tree before it is checked.
 
 
-_SHOWN_CHARACTERS = 200
 _PATH_STEP = re.compile(r"[^.\[\]=]+")
 
 
@@ -204,7 +204,7 @@ def apply_override(root: DocumentNode, assignment: str, problems: list[SpecProbl
     Mappings on the path are created if they are absent or null. Whether the fields exist is checked later, with the
     rest of the tree; messages then show ``--set a.b=value`` instead of file and line.
     """
-    where = f"--set {assignment[:_SHOWN_CHARACTERS]}{'…' * (len(assignment) > _SHOWN_CHARACTERS)}"
+    where = f"--set {assignment[:SHOWN_CHARACTERS]}{'…' * (len(assignment) > SHOWN_CHARACTERS)}"
     path, equals, text = assignment.partition("=")
     steps = _PATH_STEP.findall(path)
     if fault := find_text_fault(assignment):

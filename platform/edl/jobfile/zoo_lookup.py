@@ -80,6 +80,8 @@ def find_model_function(zoo: Path, definition: str, functions: Mapping[str, str]
     return ZooModule(path, ".".join([*_zoo_package(zoo.resolve()), *parts]), function, known, functions)
 
 
+METRICS_FUNCTION = "eval_metrics_fn"
+"""Function that a model module defines for a job that evaluates."""
 REPLACED_BY_COMPILE = ("loss", "optimizer", "loss_weights", "eval_metrics_fn", "weighted_metrics_fn")
 """What ``compile()`` gives instead. A module that defines one of them defines all that the contract requires."""
 

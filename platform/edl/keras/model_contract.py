@@ -23,7 +23,13 @@ from typing import Any, NoReturn, Protocol, TypeAlias
 from edl.api.errors import BadInputError
 from edl.api.job_spec import SchemaSpec
 from edl.jobfile.keras_version import uses_keras2
-from edl.jobfile.zoo_lookup import REPLACED_BY_COMPILE, ZooModule, check_misnamed, find_model_function
+from edl.jobfile.zoo_lookup import (
+    METRICS_FUNCTION,
+    REPLACED_BY_COMPILE,
+    ZooModule,
+    check_misnamed,
+    find_model_function,
+)
 from edl.keras.compiled_model import CompileArguments, read_compile_arguments, remove_compile
 from edl.keras.user_code import source_file, user_code
 from edl.keras.zoo_code import digest_zoo_code
@@ -247,7 +253,6 @@ _EXPECTED_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "weighted_metrics_fn": (),
     "serving_model": ("model",),
 }
-_METRICS_FUNCTION = "eval_metrics_fn"
 _OPTIONAL_FUNCTIONS = frozenset({"callbacks", "weighted_metrics_fn", "serving_model"})
 _PREDICTION_ARGUMENT_NAMES = frozenset({"predictions", "prediction", "preds", "outputs", "output", "logits", "y_pred"})
 _LABEL_ARGUMENT_NAMES = frozenset({"labels", "label", "targets", "target", "y_true", "y"})
@@ -377,11 +382,11 @@ def load_model_module(
     functions = {
         name: _contract_function(module, zoo_module.path, name)
         for name in _EXPECTED_ARGUMENTS
-        if needs_metrics or name != _METRICS_FUNCTION
+        if needs_metrics or name != METRICS_FUNCTION
     }
     if not needs_metrics:
         # A job without evaluation needs only the loss.
-        functions[_METRICS_FUNCTION] = dict
+        functions[METRICS_FUNCTION] = dict
     return ModelModule(
         zoo=zoo,
         make_model=make_model,

@@ -39,8 +39,6 @@ from edl.storage.run_weights import RunWeights
 log = logging.getLogger(__name__)
 
 _START_AND_END = (RunStarted.kind, JobEnded.kind)
-SUMMARY_FILE, METRICS_FILE = "summary.json", "metrics.json"
-FAILURE_FILE, DETAIL_FILE = "failure.json", "failure.txt"
 
 
 def write_end(run: RunDirectory, reporter: StatusReporter, ended: EndJob, status: Status, summary: Summary) -> None:
@@ -77,23 +75,22 @@ def write_metrics(run: RunDirectory, weights: RunWeights, summary: Summary) -> N
         "step": weights.step,
         "from": str(weights.path),
     }
-    _log_storage_errors(lambda: write_json(run.path / METRICS_FILE, result, fsync=True))
+    _log_storage_errors(lambda: write_json(run.metrics, result, fsync=True))
 
 
 def write_summary(run: RunDirectory, summary: Summary) -> None:
     """Write the run's summary."""
-    _log_storage_errors(lambda: write_json(run.path / SUMMARY_FILE, to_json(summary)))
+    _log_storage_errors(lambda: write_json(run.summary, to_json(summary)))
 
 
 def _write_failure(run: RunDirectory, ended: EndJob) -> None:
     """Write the failure, once per run."""
     # The report of an earlier master has the details, such as a traceback, that the journal lacks.
-    path = run.path / FAILURE_FILE
-    if path.exists():
+    if run.failure.exists():
         return
-    with translate_os_errors(run.path / DETAIL_FILE, "write"):
-        (run.path / DETAIL_FILE).write_text(ended.detail, encoding="utf-8")
-    write_json(path, {"kind": ended.failure_kind, "reason": ended.reason, "detail": ended.detail})
+    with translate_os_errors(run.failure_details, "write"):
+        run.failure_details.write_text(ended.detail, encoding="utf-8")
+    write_json(run.failure, {"kind": ended.failure_kind, "reason": ended.reason, "detail": ended.detail})
 
 
 def _log_storage_errors(write: Callable[[], None]) -> None:
@@ -158,12 +155,13 @@ class RunPublisher:
         """Publish for the last time, including the files that are in the run directory now."""
         publication = self._build_publication(status)
         self.save_timeline()
-        summary, failure = _read_optional(self._run.path / SUMMARY_FILE), _read_optional(self._run.path / FAILURE_FILE)
+        run = self._run
+        summary, failure = _read_optional(run.summary), _read_optional(run.failure)
         self._publish(
             replace(
                 publication,
-                summary=None if summary is None else section_type.from_json(Summary, summary, SUMMARY_FILE),
-                failure=None if failure is None else section_type.from_json(JobFailure, failure, FAILURE_FILE),
+                summary=None if summary is None else section_type.from_json(Summary, summary, run.summary.name),
+                failure=None if failure is None else section_type.from_json(JobFailure, failure, run.failure.name),
             )
         )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edl.api.errors import BadInputError, StorageError
-from edl.jobfile.path_resolution import resolve_local_paths
+from edl.jobfile.path_resolution import JOB_FILE_SUFFIXES, resolve_local_paths
 from edl.ops import local_run_files
 from edl.reporting.text_table import align_columns
 from edl.reporting.unit_formats import format_age, format_bytes
@@ -31,7 +31,6 @@ from edl.storage.checkpoint_manifest import (
 from edl.storage.run_directory import RunDirectory, find_run, list_numbered_runs, list_submitted_runs
 
 _CUT = re.compile(r"cut-0*([0-9]+)")
-_JOB_FILES = (".yaml", ".yml", ".json")
 _LOCATION_HINT = (
     "Give a job of ./.edl, a job file, or the path of a run. The runs of a job on a cluster are on its volume: give "
     "the path of the run on the mounted volume, or copy the run with edl data cp."
@@ -68,7 +67,7 @@ def find_checkpoints(word: str) -> CheckpointLocation:
         return _location_in_folder(Path(os.path.abspath(path)))
     if path.is_file():
         return _location_of_file(path)
-    if path.parent.is_dir() and path.suffix not in _JOB_FILES and list_numbered_runs(path.parent):
+    if path.parent.is_dir() and path.suffix not in JOB_FILE_SUFFIXES and list_numbered_runs(path.parent):
         find_run(path.parent, path.name)  # raises: the job exists, this run does not
     raise BadInputError(
         "no job of ./.edl and no directory has this name", where=word, hint=_known_jobs_hint() or _LOCATION_HINT
@@ -105,7 +104,7 @@ def _location_in_folder(path: Path) -> CheckpointLocation:
 def _location_of_file(path: Path) -> CheckpointLocation:
     if path.name == MANIFEST_NAME or path.suffix == ".safetensors":
         raise BadInputError("is one file of a checkpoint", where=str(path), hint=f"Give its directory: {path.parent}")
-    if path.suffix not in _JOB_FILES:
+    if path.suffix not in JOB_FILE_SUFFIXES:
         raise BadInputError("is neither a run directory nor a job file", where=str(path), hint=_LOCATION_HINT)
     from edl.jobfile.loader import load_job_file
     from edl.ops.local_run_start import local_job_directory

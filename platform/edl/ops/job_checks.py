@@ -25,6 +25,7 @@ from edl.jobfile.keras_version import check_backend
 from edl.jobfile.loader import dump_job_spec
 from edl.jobfile.schema_rules import find_schema
 from edl.jobfile.zoo_lookup import (
+    METRICS_FUNCTION,
     REPLACED_BY_COMPILE,
     STAR_IMPORT,
     calls_compile,
@@ -37,8 +38,6 @@ from edl.ops.local_run_plan import RecordCounts
 
 REQUIRED_FUNCTIONS = ("loss", "optimizer", "feed")
 """Functions that every model module defines, in addition to the model."""
-_METRICS_FUNCTION = "eval_metrics_fn"
-"""Function that a model module defines for a job that evaluates."""
 _READER_FUNCTION = "custom_data_reader"
 _TRAINING_PACKAGES = ("tensorflow", "keras", "numpy", "grpc", "safetensors")
 """Packages of the extra ``train`` that every job with a model needs."""
@@ -217,7 +216,7 @@ _OLD_FEED_NAME = "dataset_fn"
 def _defined_names(spec: JobSpec, *, evaluates: bool) -> Sequence[str]:
     module = find_model_function(Path(spec.model.zoo), spec.model.definition, spec.model.functions)
     names = module.names
-    needed: Sequence[str] = [*REQUIRED_FUNCTIONS, _METRICS_FUNCTION] if evaluates else REQUIRED_FUNCTIONS
+    needed: Sequence[str] = [*REQUIRED_FUNCTIONS, METRICS_FUNCTION] if evaluates else REQUIRED_FUNCTIONS
     if find_schema(spec.data):  # edl.keras.default_feed stands in for it
         if spec.data.schema and "feed" in names:
             raise BadInputError(

@@ -50,7 +50,7 @@ def local_run_hint(job: str | None) -> str:
 
 def _files_text(run: RunDirectory, job: str) -> str:
     """The files of a run that exist and are not empty."""
-    files = [path.name for path in (run.status, run.path / "failure.txt") if path.exists()]
+    files = [path.name for path in (run.status, run.failure_details) if path.exists()]
     folders = [f"{path.name}/" for path in (run.logs, run.checkpoints, run.export) if _is_filled_directory(path)]
     found = ", ".join(files + folders)
     return (f": {found}" if found else "") + (f" (edl checkpoint ls {job})" if "checkpoints/" in folders else "")

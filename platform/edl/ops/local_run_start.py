@@ -100,8 +100,6 @@ STOP_SECONDS = 20.0
 KILL_SECONDS = 2.0
 """Time for the supervisor to stop after a second signal."""
 
-SUMMARY_FILE = "summary.json"
-
 _STOPPING_NOTICE = f"Stopping: a checkpoint is written first, {FINAL_SECONDS:g} s at most. A second Ctrl-C skips it."
 _LEAVING_NOTICE = "Stopping all processes. A second Ctrl-C kills them at once."
 _LAST_LINES = 12
@@ -200,7 +198,7 @@ class LocalRunFollower:
         self._renderer.show_event(ended, self.progress)
         try:
             append_json_line(self._run.events, section_type.to_json(ended))
-            write_json(self._run.path / SUMMARY_FILE, section_type.to_json(summary))
+            write_json(self._run.summary, section_type.to_json(summary))
             if (status := self.progress.status) is not None:
                 over = replace(status, phase=phase, reason=reason, updated=now, workers=(), ps=())
                 self.progress = self.progress.with_status(over)
@@ -220,7 +218,7 @@ def _parse_event(value: dict[str, object]) -> JobEvent:
 def _read_summary(run: RunDirectory) -> Summary | None:
     """The summary of a master that was terminated; None if it did not write one."""
     try:
-        return section_type.from_json(Summary, read_json(run.path / SUMMARY_FILE))
+        return section_type.from_json(Summary, read_json(run.summary))
     except (StorageError, SpecError):
         return None
 
@@ -229,10 +227,10 @@ def _read_failure(run: RunDirectory) -> RunFailure:
     """The master's record of a failure."""
     kind = ""
     with suppress(StorageError):  # not every failure has a kind
-        value = read_json(run.path / "failure.json")
+        value = read_json(run.failure)
         kind = str(value.get("kind", "")) if isinstance(value, dict) else ""
     try:
-        detail = (run.path / "failure.txt").read_text(encoding="utf-8", errors="replace")
+        detail = run.failure_details.read_text(encoding="utf-8", errors="replace")
     except OSError:  # not every failure has a detail
         detail = ""
     return RunFailure(kind, detail)

@@ -21,7 +21,9 @@ from edl.jobfile.section_type import to_json
 from edl.storage.durable_files import append_json_line, read_json, translate_os_errors, write_json
 from edl.storage.journal_truncation import restart_journal
 from edl.storage.run_directory import (
+    FROM_CHECKPOINT_SUFFIX,
     GROUP_MODE,
+    LATEST_RUN,
     RunDirectory,
     list_submitted_runs,
     locate_job_dir,
@@ -37,10 +39,6 @@ from edl.storage.strategy_change import plan_resumption
 # The id of a new run is the Job's uid. A Job that resumes an older run resolves it once and stores the result beside
 # the runs, in ``<Job's uid>.run``. So a container that restarts does not resume a second time, and ``latest`` keeps
 # its meaning.
-
-
-LATEST_RUN = "latest"
-FROM_CHECKPOINT_SUFFIX = "@checkpoint"
 
 
 @dataclass(frozen=True, slots=True)

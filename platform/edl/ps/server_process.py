@@ -165,7 +165,6 @@ log = logging.getLogger(__name__)
 
 _CONTROL_THREADS = 8
 _MAX_TABLE_THREADS = 8  # of one table: beyond that memory is busy
-_UID_SUFFIX_LENGTH = 8  # characters of the uid in socket names: paths of Unix sockets are short
 
 
 def run_server(identity: ProcessIdentity, spec: JobSpec, stop_requested: threading.Event) -> None:
@@ -234,8 +233,7 @@ def listen_addresses(identity: ProcessIdentity) -> tuple[str, str]:
     """The addresses for the master and the workers: ports of the pod, or Unix sockets of this process."""
     if identity.pod_host is not None:
         return str(TcpAddress(identity.pod_host, CONTROL_PORT)), str(TcpAddress(identity.pod_host, BULK_PORT))
-    # A successor may start before this process has ended, so the uid is part of the name.
-    base = identity.runtime_dir / f"ps-{identity.index}-{identity.uid[-_UID_SUFFIX_LENGTH:]}"
+    base = identity.runtime_dir / identity.socket_name("ps")
     return f"unix:{base}.ctl", f"unix:{base}.blk"
 
 

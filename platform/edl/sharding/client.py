@@ -33,15 +33,20 @@ from edl.transport.open_files import raise_open_files_limit
 from edl.transport.process_identity import ProcessIdentity
 from edl.worker.data_readers import open_data_set
 from edl.worker.data_wait import measure_wait
-from edl.worker.lease_client import LEASES_AHEAD, TRAINING_KIND, LeaseClient, LeasedTask, ProgressReporter
+from edl.worker.lease_client import (
+    FINAL_REPORT_SECONDS,
+    LEASES_AHEAD,
+    TRAINING_KIND,
+    LeaseClient,
+    LeasedTask,
+    ProgressReporter,
+)
 from edl.worker.master_session import MasterCall, MasterSession, make_master_call
 from edl.worker.record_stream import CorruptRecordSkipper, LoadedStep, RecordStream
 from edl.worker.runtime import ALL_REDUCE_LEASES_AHEAD
 
 _LOG = logging.getLogger(__name__)
 
-_FINAL_REPORT_SECONDS = 30.0
-"""Seconds that the last reports may take."""
 _BOUNDARY_SECONDS = 3.0
 """Seconds that the minibatch in progress gets after SIGTERM, before the leases are returned without it."""
 _RETURN_SECONDS = 1.0
@@ -255,7 +260,7 @@ class Client:
                 self._stream.drop_task(task)
             self._leases.release_slot(task)
         self._raise_if_leaving()
-        self._progress.flush(_FINAL_REPORT_SECONDS)
+        self._progress.flush(FINAL_REPORT_SECONDS)
         return None
 
     def report_done(self, shard: RecordShard, records: int | None = None) -> None:
@@ -297,7 +302,7 @@ class Client:
             EdlError: the master is lost.
         """
         self.report_done(shard)
-        return self._progress.is_accepted(shard.task.lease_id, self.job.master.lost_timeout + _FINAL_REPORT_SECONDS)
+        return self._progress.is_accepted(shard.task.lease_id, self.job.master.lost_timeout + FINAL_REPORT_SECONDS)
 
     def batches(self) -> Iterator[RecordBatch]:
         """All minibatches that this worker gets, of all epochs. Each is done when the next one is taken.
@@ -341,7 +346,7 @@ class Client:
             self._raise_if_leaving,
             self._in_minibatch,
             self._take_loss,
-            lambda: self._progress.flush(_FINAL_REPORT_SECONDS),
+            lambda: self._progress.flush(FINAL_REPORT_SECONDS),
         )
         return self._ahead
 
@@ -400,7 +405,7 @@ class Client:
         steps.start()
         yield from steps
         self._raise_if_leaving()
-        self._progress.flush(_FINAL_REPORT_SECONDS)
+        self._progress.flush(FINAL_REPORT_SECONDS)
 
     @property
     def world(self) -> ProgramWorld | None:
@@ -478,7 +483,7 @@ class Client:
         if self._steps is not None:
             self._steps.close()
         with suppress(EdlError):
-            self._progress.flush(_FINAL_REPORT_SECONDS)
+            self._progress.flush(FINAL_REPORT_SECONDS)
         self._leases.stop()
         self._progress.stop()
 

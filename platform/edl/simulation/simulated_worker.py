@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from edl.api.errors import SIGTERM_EXIT
 from edl.core.crash_suspects import MAX_FED_AHEAD
 from edl.core.events import (
     Acknowledged,
@@ -147,7 +148,9 @@ class SimulatedWorker:
             LeaseProgress(n, h.done_steps) for n, h in self.held_leases.items() if h.lease_reply.kind == TRAINING
         )
         self.held_leases.clear()
-        self.send_message(WorkerLeft(self.uid, "told to go", steps), lambda _: self.world.end_pod(self.uid, 143))
+        self.send_message(
+            WorkerLeft(self.uid, "told to go", steps), lambda _: self.world.end_pod(self.uid, SIGTERM_EXIT)
+        )
 
     def _send_heartbeat(self) -> None:
         """One iteration of the reporting thread."""

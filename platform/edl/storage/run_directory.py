@@ -28,6 +28,10 @@ PRIVATE_MODE, GROUP_MODE = 0o700, 0o750
 pods of a job share a group."""
 _SPEC_MODE_MASK = 0o640
 LOCAL_NAMESPACE = "local"
+LATEST_RUN = "latest"
+"""Stands for the newest run in a request to resume."""
+FROM_CHECKPOINT_SUFFIX = "@checkpoint"
+"""Suffix of such a run: resume from its newest intact checkpoint, without its journal."""
 _RUN_NAME = re.compile(r"r([1-9][0-9]*)")
 _JOB_BUSY_HINT = (
     "One process runs a job at a time. Wait until it has ended, stop it (Ctrl-C there), or give this job another name."
@@ -89,6 +93,26 @@ class RunDirectory:
     def desired_state(self) -> Path:
         """What ``edl scale`` requested of the run on this machine; the file is replaced as a whole."""
         return self.path / "desired.json"
+
+    @property
+    def summary(self) -> Path:
+        """The result of a run that has ended."""
+        return self.path / "summary.json"
+
+    @property
+    def metrics(self) -> Path:
+        """The result of a job that only evaluates."""
+        return self.path / "metrics.json"
+
+    @property
+    def failure(self) -> Path:
+        """Why a run failed, in a sentence."""
+        return self.path / "failure.json"
+
+    @property
+    def failure_details(self) -> Path:
+        """What belongs to a failure besides, such as a traceback."""
+        return self.path / "failure.txt"
 
     @property
     def spec(self) -> Path:

@@ -171,7 +171,7 @@ def check_work_is_left(run: RunDirectory, hint: str) -> None:
 
 
 def _has_crashed(run: RunDirectory) -> bool:
-    failure = run.path / "failure.json"
+    failure = run.failure
     return failure.exists() and from_json(JobFailure, read_json(failure), str(failure)).kind == "crash"
 
 
@@ -202,5 +202,5 @@ def reopen_run(run: RunDirectory, holder: str, *, exclusive: bool = True) -> Non
             journal.wait_until_durable(journal.append(JobResumed().to_json()))
     with translate_os_errors(run.path, "remove the files about the end"):
         # last: after a crash before this, resuming can be repeated
-        for name in ("failure.txt", "failure.json", "summary.json"):
-            (run.path / name).unlink(missing_ok=True)
+        for file in (run.failure_details, run.failure, run.summary):
+            file.unlink(missing_ok=True)

@@ -26,7 +26,7 @@ from google.protobuf.message import DecodeError, Message
 
 from edl.api.errors import RefusedError, RetryableError
 from edl.transport.handshake import SERVER_OPTIONS, TOKEN_KEY, VERSION_KEY, check_job_token, check_protocol_version
-from edl.transport.listener import TcpAddress, UnixAddress, check_socket_unused, parse_address
+from edl.transport.listener import SOCKET_MODE, TcpAddress, UnixAddress, check_socket_unused, parse_address
 from edl.transport.message_validation import check_message
 from edl.transport.open_files import control_connection_limit
 from edl.transport.peer_errors import KIND_KEY, PeerRefusedError, refusal_kind, to_sendable_text
@@ -37,7 +37,6 @@ MESSAGE_TIMEOUT_SECONDS = 5.0
 """Time for an authenticated caller to send its message after the headers."""
 
 _GRACE_SECONDS = 0.5  # time for calls to end when the server stops
-_SOCKET_MODE = 0o600
 _MAX_VERSION_DIGITS = 9
 _ResultT = TypeVar("_ResultT")
 _RUNNING_SERVERS: set[ControlServer] = set()
@@ -150,7 +149,7 @@ def _bind_address(server: grpc.aio.Server, address: UnixAddress | TcpAddress) ->
             check_socket_unused(address)
         port = server.add_insecure_port(str(address))
         if isinstance(address, UnixAddress):
-            os.chmod(address.path, _SOCKET_MODE)
+            os.chmod(address.path, SOCKET_MODE)
             return str(address)
     except (OSError, RuntimeError) as error:
         raise RefusedError(f"The server cannot listen: {error}", where=str(address)) from error

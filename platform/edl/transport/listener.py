@@ -76,7 +76,7 @@ def _parse_unix_address(text: str) -> UnixAddress:
 _LISTEN_BACKLOG = 1 << 15
 """Connections that may wait to be accepted. Kernels limit it to less (``net.core.somaxconn``). On a Unix socket, a
 further one is refused at once, unless its client waits."""
-_SOCKET_MODE = 0o600
+SOCKET_MODE = 0o600
 
 
 class SocketListener:
@@ -138,7 +138,7 @@ def _listen_unix_socket(address: UnixAddress) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.bind(address.path)
-        os.chmod(address.path, _SOCKET_MODE)
+        os.chmod(address.path, SOCKET_MODE)
         sock.listen(_LISTEN_BACKLOG)
     except OSError:
         sock.close()

@@ -74,6 +74,14 @@ class ProcessIdentity:
             pod_host=variables.get("EDL_HOST") or None,
         )
 
+    def socket_name(self, kind: str) -> str:
+        """Name of a Unix socket of this process in ``runtime_dir``.
+
+        A successor may start before this process has ended, so the end of the uid is part of the name; only the end,
+        because the system limits paths of sockets to about 100 characters.
+        """
+        return f"{kind}-{self.index}-{self.uid[-8:]}"
+
 
 def read_token_file(path: Path) -> str:
     """Return the token in a file. It must be visible ASCII, because it is sent in headers.

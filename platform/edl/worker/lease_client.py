@@ -320,6 +320,8 @@ class TaskReport:
 
 REPORT_INTERVAL_SECONDS = 0.1
 """Minimum interval between two messages in seconds: each report costs the master an fsync."""
+FINAL_REPORT_SECONDS = 30.0
+"""Seconds that the last reports may take before a worker exits."""
 _MAX_WAIT_SECONDS = 60.0
 """Maximum seconds of one wait of the sending thread; without a lease, nothing is due."""
 

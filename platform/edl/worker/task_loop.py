@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from edl.api.errors import BadInputError, EdlError, RefusedError, StorageError
 from edl.transport.peer_errors import refusal_kind
 from edl.worker.graceful_shutdown import LeavingError, ShutdownGate
-from edl.worker.lease_client import PLACEMENT_CHECK_KIND, LeaseClient, LeasedTask, ProgressReporter
+from edl.worker.lease_client import (
+    FINAL_REPORT_SECONDS,
+    PLACEMENT_CHECK_KIND,
+    LeaseClient,
+    LeasedTask,
+    ProgressReporter,
+)
 from edl.worker.master_session import MasterLostError, MasterSession
 from edl.worker.trainer import NotFiniteError
 
@@ -56,8 +62,6 @@ _LOG = logging.getLogger(__name__)
 
 _FAILURES = (Exception, KeyboardInterrupt, SystemExit)
 """Every error is reported to the master, which decides. The last two only code can raise: workers ignore SIGINT."""
-_FINAL_REPORT_SECONDS = 30.0
-"""Seconds that the last reports may take before the worker exits."""
 
 
 class TaskLoop:
@@ -95,7 +99,7 @@ class TaskLoop:
             exit_code = self.run_task(task)
             if exit_code is not None:
                 return exit_code
-        self._progress.flush(_FINAL_REPORT_SECONDS)
+        self._progress.flush(FINAL_REPORT_SECONDS)
         return 0
 
     def run_task(self, task: LeasedTask) -> int | None:
@@ -148,7 +152,7 @@ class TaskLoop:
             raise
         except _FAILURES as error:
             return self.report_failure(error) or 1
-        self._progress.flush(_FINAL_REPORT_SECONDS)
+        self._progress.flush(FINAL_REPORT_SECONDS)
         return code
 
     def _find_handler(self, task: LeasedTask) -> Callable[[LeasedTask], None]:

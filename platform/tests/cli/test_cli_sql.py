@@ -93,7 +93,7 @@ def test_an_empty_registry_is_said_to_be_empty(capsys: pytest.CaptureFixture[str
 def test_a_whole_address_with_a_password_may_be_in_the_environment(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("edl.data.database._pause", lambda _: None)
+    monkeypatch.setattr("edl.data.temporary_errors.pause", lambda _: None)
     monkeypatch.setenv("EDL_DATABASE", "postgresql://me:hunter2@127.0.0.1:9/db")
     code, said = sql(capsys, "SELECT 1 AS a")
     assert code == 1

@@ -24,7 +24,7 @@ from support.range_server import ServerBehaviour, serve_folder
 from support.reader_contract import ReaderCase
 
 from edl.api.errors import BadInputError, RetryableError
-from edl.data import remote_files
+from edl.data import remote_files, temporary_errors
 from edl.data.cache_folder import CacheFolder
 from edl.data.reader_factory import check_reader_options, open_reader
 from edl.data.remote_files import BLOCK_BYTES, BlockStore, RemoteFile, RemotePath, RemoteStream
@@ -41,7 +41,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) 
     """Nobody waits between tries. Versions are asked for where changes are tested: moto is slow."""
     is_asked = request.cls is None or "changes" in request.node.name
     monkeypatch.setattr(remote_files, "FRESH_SECONDS", 0.0 if is_asked else 600.0)
-    monkeypatch.setattr(remote_files, "_pause", lambda seconds: None)
+    monkeypatch.setattr(temporary_errors, "pause", lambda seconds: None)
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
 
@@ -440,8 +440,8 @@ def test_tries_wait_longer_each_time_and_use_no_random_number_of_the_model(
     address, server = served
     (server.folder / "a.txt").write_text("a\n")
     waits: list[float] = []
-    monkeypatch.setattr(remote_files, "_pause", waits.append)
-    monkeypatch.setattr(remote_files, "_draw_jitter", lambda: 1.0)
+    monkeypatch.setattr(temporary_errors, "pause", waits.append)
+    monkeypatch.setattr(temporary_errors, "draw_jitter", lambda: 1.0)
     state = random.getstate()
     server.failures += [503] * 50
     with pytest.raises(RetryableError):

@@ -26,7 +26,7 @@ from support.reader_contract import FEW_RECORDS, RECORDS, ReaderCase, ReaderCont
 
 from edl.api.errors import BadInputError, EdlError, RetryableError
 from edl.api.job_spec import DataSpec, SchemaSpec, SplitSpec
-from edl.data import database
+from edl.data import temporary_errors
 from edl.data.job_data import open_job_data
 from edl.data.reader import CorruptRange
 from edl.data.reader_factory import check_reader_options, open_reader
@@ -42,7 +42,7 @@ CREATE = 'CREATE TABLE "my rows" (id BIGINT PRIMARY KEY, n BIGINT, text VARCHAR(
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     waits: list[float] = []
-    monkeypatch.setattr(database, "_pause", waits.append)
+    monkeypatch.setattr(temporary_errors, "pause", waits.append)
     return waits
 
 
@@ -396,10 +396,10 @@ def test_a_server_that_restarts_is_connected_again(server: PostgresServer, monke
     (source,) = reader.sources()
     assert len(reader.read(source.name, 0, 1)) == 1
     server.stop()
-    monkeypatch.setattr(database, "_pause", lambda _: server.start() if server.process is None else None)
+    monkeypatch.setattr(temporary_errors, "pause", lambda _: server.start() if server.process is None else None)
     assert reader.read(source.name, 150, 200)[0]["id"] == 150
     server.stop()
-    monkeypatch.setattr(database, "_pause", lambda _: None)
+    monkeypatch.setattr(temporary_errors, "pause", lambda _: None)
     with pytest.raises(RetryableError, match="cannot be read"):
         reader.read(source.name, 0, 1)
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.api.errors import BadInputError
-from edl.cluster.kubernetes.names import LATEST_RUN
 from edl.ops.release.release_view import SubmitterIdentity, read_identity
+from edl.storage.run_directory import LATEST_RUN
 
 ENV = {"EDL_RELEASE": "train", "EDL_SUBMITTER_JOB": "train-submit-1a2b3c4d", "EDL_SUBMITTER_UID": "u-1"}
 SCHEDULED = ENV | {"EDL_SCHEDULED": "true", "EDL_SUBMITTER_JOB": "train-submit-29371680"}

@@ -19,12 +19,12 @@ from edl.api.strategy import Strategy
 from edl.jobfile.event_json import parse_event_line
 from edl.jobfile.loader import load_job_file
 from edl.jobfile.section_type import to_json
-from edl.pod.role_preparation import LATEST_RUN, RequestedRun, check_writable, open_run
+from edl.pod.role_preparation import RequestedRun, check_writable, open_run
 from edl.storage.checkpoint_manifest import DATASET_KEY, CheckpointManifest, commit_checkpoint, cut_directory
 from edl.storage.durable_files import write_json
 from edl.storage.journal import Journal
 from edl.storage.journal_replay import replay_journal
-from edl.storage.run_directory import RunDirectory
+from edl.storage.run_directory import LATEST_RUN, RunDirectory
 
 SPEC = JobSpec(name="digits", model=ModelSpec("m.custom_model", "/model_zoo"), data=DataSpec(training=("/data/train",)))
 

@@ -21,7 +21,7 @@ from support.databases import (
     start_postgres,
 )
 
-from edl.data import database
+from edl.data import temporary_errors
 
 DATABASES = ("sqlite", "duckdb", "postgresql", "mariadb")
 
@@ -60,7 +60,7 @@ class DatabaseUnderTest:
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     waits: list[float] = []
-    monkeypatch.setattr(database, "_pause", waits.append)
+    monkeypatch.setattr(temporary_errors, "pause", waits.append)
     return waits
 
 

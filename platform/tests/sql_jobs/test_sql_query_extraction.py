@@ -591,7 +591,7 @@ class TestServers:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_waiting: list[float]
     ) -> None:
         monkeypatch.setattr(database_connections, "_CONNECT_SECONDS", 2)
-        monkeypatch.setattr(database_connections, "_TRIES", 1)
+        monkeypatch.setattr(database_connections, "TRIES", 1)
         with socket.create_server(("127.0.0.1", 0)) as silent:
             for scheme in ("postgresql", "mariadb"):
                 address = f"{scheme}://127.0.0.1:{silent.getsockname()[1]}/db"

@@ -8,8 +8,9 @@ from importlib import import_module
 
 from edl.api.errors import INTERRUPTED_EXIT, BadInputError, EdlError
 from edl.cli.elasticdl.flags import COMMANDS, JOB_COMMANDS
-from edl.cli.elasticdl.parser import MIGRATION_PAGE, parse_command_line
+from edl.cli.elasticdl.parser import parse_command_line
 from edl.jobfile.document_tree import closest_match
+from edl.jobfile.elasticdl_imports import MIGRATION_PAGE
 from edl.reporting.terminal_text import sanitize_standard_streams
 
 _HELP = f"""\

@@ -31,9 +31,9 @@ from edl.cli.elasticdl.flags import (
 from edl.cli.elasticdl.values import TRUE_WORDS, is_unknown_word, read_boolean
 from edl.core.strict_json import escape_surrogates
 from edl.jobfile.document_tree import closest_match, find_text_fault
+from edl.jobfile.elasticdl_imports import MIGRATION_PAGE
 from edl.reporting.unit_formats import join_words
 
-MIGRATION_PAGE = "docs/migrating-from-elasticdl.md"
 DRY_RUN = "dry_run"
 """A flag of EDL's own: print the job file and stop."""
 _BARE = "\0bare"

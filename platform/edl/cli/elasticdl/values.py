@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from edl.api.fields import JsonValue
+from edl.cluster.kubernetes.pod_template import GPU_RESOURCE
 from edl.jobfile.document_tree import closest_match
 from edl.jobfile.quantities import format_size, parse_cores, parse_size
 
@@ -34,14 +35,13 @@ def is_unknown_word(text: str) -> bool:
 # Resources: cpu=250m,memory=32Mi,disk=64Mi,gpu=1
 
 
-_GPU = "nvidia.com/gpu"
 _RESOURCES = {
     "cpu": "cpu",
     "memory": "memory",
     "disk": "ephemeral_storage",
     "ephemeral-storage": "ephemeral_storage",
     "gpu": "gpu",
-    _GPU: "gpu",
+    GPU_RESOURCE: "gpu",
 }
 """Field of a role's ``resources`` by ElasticDL's name."""
 _RESOURCE_FORM = "must be such as cpu=1,memory=2048Mi,disk=1024Mi,gpu=1"
@@ -63,7 +63,7 @@ def read_resources(text: str) -> dict[str, JsonValue]:
 
 def _unknown_resource(name: str, text: str) -> str:
     if name.lower().endswith("/gpu"):
-        return f"found {name} in {text!r}; EDL's workers use {_GPU} (write gpu=1)"
+        return f"found {name} in {text!r}; EDL's workers use {GPU_RESOURCE} (write gpu=1)"
     close = closest_match(name, _RESOURCES)
     known = f"did you mean {close}?" if close else f"known are {', '.join(_RESOURCES)}"
     return f"found {name} in {text!r}; {known}"

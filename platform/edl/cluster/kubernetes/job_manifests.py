@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import secrets
 
 from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, Role
 from edl.api.job_spec import JobSpec
@@ -24,6 +25,11 @@ from edl.jobfile.loader import dump_job_spec
 
 MASTER_BACKOFF_LIMIT = 2**31 - 1
 """Restarts of the master that Kubernetes allows: the maximum, because the master ends the job by its own rules."""
+
+
+def new_job_token() -> str:
+    """A random secret by which the job's processes authenticate each other."""
+    return secrets.token_hex(32)
 
 
 def render_job(

@@ -24,7 +24,16 @@ from edl.data.data_files import (
     stream_version,
 )
 from edl.data.file_digests import SourceDigests, digest_file
-from edl.data.reader import BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, PackedRecords, Source
+from edl.data.reader import (
+    OBJECT_BYTES,
+    BlockSizes,
+    CorruptRange,
+    CorruptRecordError,
+    Metadata,
+    OnCorrupt,
+    PackedRecords,
+    Source,
+)
 from edl.data.reader_factory import ReaderOptions
 from edl.data.recordio.chunk import (
     COMPRESSORS,
@@ -156,8 +165,6 @@ def _parse_count(value: Any) -> int:
     return value
 
 
-_OBJECT_BYTES = 40
-"""Memory of a record in addition to its bytes."""
 _EXPANDED = {COMPRESSORS["snappy"]: 3, COMPRESSORS["gzip"]: 4}
 """Typical ratio of a payload's size after and before decompression."""
 _LARGE_CHUNK = 4 << 20
@@ -238,7 +245,7 @@ class RecordFile:
         """The chunks are the blocks."""
         headers = self.index.headers
         stored = sum(_EXPANDED.get(header.compressor, 1) * header.size for header in headers)
-        return BlockSizes([header.records for header in headers], stored + self.records * _OBJECT_BYTES)
+        return BlockSizes([header.records for header in headers], stored + self.records * OBJECT_BYTES)
 
     def drop_cached_chunk(self) -> None:
         """Free the memory of the cached chunk."""

@@ -8,8 +8,6 @@ from edl.collective.communicator import Communicator
 from edl.transport.listener import BULK_PORT, TcpAddress
 from edl.transport.process_identity import ProcessIdentity
 
-_UID_SUFFIX_LENGTH = 8
-
 
 class RoundConnection:
     """Connects this worker to one round at a time.
@@ -62,4 +60,4 @@ def ring_address(identity: ProcessIdentity) -> str:
     """Where this worker's neighbours connect: a port of the pod, or a Unix socket of this process."""
     if identity.pod_host is not None:
         return str(TcpAddress(identity.pod_host, BULK_PORT))
-    return f"unix:{identity.runtime_dir / f'ring-{identity.index}-{identity.uid[-_UID_SUFFIX_LENGTH:]}'}"
+    return f"unix:{identity.runtime_dir / identity.socket_name('ring')}"

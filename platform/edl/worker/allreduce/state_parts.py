@@ -32,7 +32,7 @@ SPLIT_BYTES = 16 << 20
 WAIT_SECONDS = 20.0
 """Seconds after the source's part in which the others must have come. The source holds the state for a longer time
 (``step_feed.FETCH_SECONDS``), in which it sends what is missing."""
-_CHECK_SECONDS = 0.05
+CHECK_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class StateParts:
         until = time.monotonic() + WAIT_SECONDS
         for thread in self._threads:
             while thread.is_alive() and not must_end() and time.monotonic() < until:
-                thread.join(_CHECK_SECONDS)
+                thread.join(CHECK_SECONDS)
         arrived = dict(self._arrived)
         for part, content in arrived.items():
             start, end = part_bounds(self._state_bytes, part, self.parts)
@@ -165,7 +165,7 @@ class StateParts:
         start, end = part_bounds(self._state_bytes, helper.part, self.parts)
         try:
             # The member waits for its step. When the source has sent its part, this one is on its way as well.
-            while not select.select([helper.sock], [], [], _CHECK_SECONDS)[0] and not self._is_over:
+            while not select.select([helper.sock], [], [], CHECK_SECONDS)[0] and not self._is_over:
                 if self._is_due.is_set():
                     break
             if self._is_over:

@@ -1,7 +1,8 @@
 """A worker outside the world follows the running round: it gets the state of a member, and then every step.
 
 It applies the same sums as the members, so its variables stay equal to theirs. When it has caught up it asks to
-join, and at the boundary it has the state of the newest step like all others. ``step_feed`` is the other side.
+join, and at the boundary it has the state of the newest step like all others: no broadcast holds them up.
+``step_feed`` is the other side.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from edl.transport.message_validation import parse_message
 from edl.transport.peer_errors import BulkRefusedError, PeerRefusedError
 from edl.worker.allreduce.model_description import format_model
 from edl.worker.allreduce.rank_answers import MAX_SHARES_BYTES, read_answer, read_pending_shares
-from edl.worker.allreduce.state_parts import StateParts, check_state_bytes
+from edl.worker.allreduce.state_parts import CHECK_SECONDS, StateParts, check_state_bytes
 from edl.worker.allreduce.step_message import StepOutcome
 from edl.worker.allreduce.world_client import View, WorldClient
 
@@ -36,7 +37,6 @@ PEER_SECONDS = 5.0
 """Seconds without progress after which the source of the steps counts as gone."""
 CLOSING_SECONDS = 1.0
 """Seconds for which the last steps of a round may still arrive after the master has closed it."""
-_CHECK_SECONDS = 0.05
 _MAX_DESCRIBED_BYTES = MAX_META_BYTES // 2
 _SOURCE = "the member that this worker follows"
 BEHIND = 1
@@ -182,7 +182,7 @@ class StepFollower:
                 closed_at = closed_at or now
                 if now - closed_at > CLOSING_SECONDS:
                     return False
-            if select.select([sock], [], [], _CHECK_SECONDS)[0]:
+            if select.select([sock], [], [], CHECK_SECONDS)[0]:
                 return True
             # Nothing is on its way: the others may wait for records or for an evaluation.
             if self._has_state:

@@ -21,7 +21,6 @@ from edl.storage.run_directory import RunDirectory
 from edl.storage.run_weights import describe_initial_weights
 from edl.storage.training_history import TrainingHistory
 
-SUMMARY_FILE = "summary.json"
 STATUS_SECONDS = 0.5
 """Minimum seconds between two writes of ``status.json``, and between two lines in JSON mode."""
 LINE_SECONDS = 2.0
@@ -42,7 +41,7 @@ class LocalReport:
         self._run = run
         self._as_json = as_json
         self._history = TrainingHistory(run)
-        self._summary_file = run.path / SUMMARY_FILE
+        self._summary_file = run.summary
         self._began = time.time()
         self._shown = 0.0
         self._written = 0.0
