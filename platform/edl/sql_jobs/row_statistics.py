@@ -21,7 +21,7 @@ from edl.sql_jobs.column_plan import MOST_CLASSES, MOST_ONE_HOT, MOST_WORDS, TEX
 
 _VOCABULARY = 2000
 """Words of a text that get a vector."""
-_SAMPLED_ROWS = 200_000
+_SAMPLED_ROWS = 1 << 16
 """Rows from which the words of texts are taken."""
 _BATCH_ROWS, _LEAST_BATCH_ROWS, _BATCH_CELLS = 1 << 16, 1 << 10, 1 << 24
 _LEAST_CORRELATION = 1 - 1e-9
