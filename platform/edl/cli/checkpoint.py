@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -131,8 +132,23 @@ def inspection_lines(inspection: CheckpointInspection, run: str, width: int) -> 
             right=(1, 2, 3, *range(6, 10)),
         )
     if inspection.contents.other_arrays:
-        many = len(inspection.contents.other_arrays)
-        yield f"\nand {many} arrays: variables of the Keras optimizer (slot/…) and of random generators (state/…)."
+        yield ""
+        yield from align_columns([["OTHER ARRAYS", "COUNT", "WHAT THEY ARE"], *_other_rows(inspection)], right=(1,))
+
+
+_OTHER_ARRAYS = {
+    "slot": "variables of the Keras optimizer: its slot variables, learning rate and number of updates",
+    "state": "states of random generators, such as that of Dropout, and variables that are not float32",
+    "carried": "what the model hands on to the next minibatch: states of stateful layers, tf.Variables of train_step()",
+    "best": "the best weights so far, which EarlyStopping(restore_best_weights=True) keeps",
+}
+"""What arrays are that belong to no variable and no table, by the first part of their names."""
+
+
+def _other_rows(inspection: CheckpointInspection) -> Iterator[list[str]]:
+    counts = Counter(each.name.partition("/")[0] for each in inspection.contents.other_arrays)
+    for kind, count in sorted(counts.items()):
+        yield [f"{kind}/…", f"{count:,}", _OTHER_ARRAYS.get(kind, "of another version of EDL")]
 
 
 def _fact_rows(inspection: CheckpointInspection, now: float) -> Iterator[tuple[str, str]]:

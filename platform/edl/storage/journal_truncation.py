@@ -206,10 +206,22 @@ class CheckpointRestart:
             what += f": it counts minibatches, of which the {self.checkpoint.step:,} steps had several"
         return [
             what,
+            *self._describe_change(),
             f"{self.repeated_records:,} records were done after that and will be done again",
             "the counts of repeated records, corrupt records and lost workers start at 0",
             *skipped_lines,
         ]
+
+    def _describe_change(self) -> list[str]:
+        """What another strategy takes over, and what it cannot."""
+        if not self.new_strategy:
+            return []
+        taken = "values of the model's variables, the state of the optimizer, the position in the data"
+        anew = "random numbers of layers such as Dropout"
+        if "Local" in (self.old_strategy, self.new_strategy):
+            # Keras' own callbacks decide there, and otherwise the master.
+            return [f"taken over: {taken}", f"begins anew: {anew}; the callbacks with what they have decided"]
+        return [f"taken over: {taken}, what callbacks have decided", f"begins anew: {anew}"]
 
 
 @contextmanager

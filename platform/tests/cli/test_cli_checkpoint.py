@@ -297,10 +297,16 @@ def test_a_ledger_of_another_kind_is_shown_as_it_is(run: RunDirectory, edl: Any,
 
 def test_checkpoints_of_strategy_local_are_shown_too(run: RunDirectory, edl: Any) -> None:
     directory = cut_directory(run.checkpoints, 30)
-    shard = write_shard(directory, 0, {"dense/w": np.ones(2), "slot/0": np.array(3, np.int64), "state/0": np.ones(2)})
+    others = ("slot/0", "slot/1", "state/0", "carried/0", "best/0/0", "newer/0")
+    shard = write_shard(directory, 0, {"dense/w": np.ones(2), **{name: np.array(3, np.int64) for name in others}})
     commit_checkpoint(directory, CheckpointManifest(30, 30, "", (shard,), {"records_done": 64, "records_skipped": 0}))
     out = edl("inspect", "mnist")[1]
-    assert not missing_keys(out, "step 30", "64 records", "2 arrays", "Local")
+    assert not missing_keys(out, "step 30", "64 records", "Local")
+    counts = {
+        words[0]: int(words[1]) for line in out.splitlines() if len(words := line.split()) > 2 and "/…" in words[0]
+    }
+    assert counts == {"best/…": 1, "carried/…": 1, "newer/…": 1, "slot/…": 2, "state/…": 1}
+    assert not missing_keys(out, "stateful layers", "train_step()", "random generators", "restore_best_weights")
     assert [each["records"] for each in json.loads(edl("ls", "mnist", "--json")[1])] == [12800, 12800, 64]
 
 

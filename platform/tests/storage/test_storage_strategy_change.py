@@ -94,7 +94,10 @@ def continue_run(run: RunDirectory, strategy: str, *, from_checkpoint: bool = Fa
     check_resume_changes(run, spec)
     restart = plan_resumption(run, spec, from_checkpoint=from_checkpoint)
     assert restart is not None
-    assert strategy in restart.describe_losses()[0]
+    what, taken, anew, *_ = restart.describe_losses()
+    assert strategy in what
+    assert ("what callbacks have decided" in taken) == (restart.old_strategy != "Local")
+    assert anew.startswith("begins anew: random numbers of layers such as Dropout")
     restart_journal(restart, "the test")
     found, state = replay_journal(run.journal), JobStateMachine(SETTINGS[strategy])
     state.replay_journal(found.snapshot, list(found.entries))
@@ -213,7 +216,10 @@ def test_strategy_local_leaves_the_journal_aside(tmp_path: Path) -> None:
     check_resume_changes(run, spec)
     restart = plan_resumption(run, spec, from_checkpoint=False)
     assert restart is not None
-    assert "without a journal, at step 12: it counts minibatches" in restart.describe_losses()[0]
+    what, taken, anew, *_ = restart.describe_losses()
+    assert "without a journal, at step 12: it counts minibatches" in what
+    assert "the state of the optimizer, the position in the data" in taken
+    assert anew == "begins anew: random numbers of layers such as Dropout; the callbacks with what they have decided"
     aside = restart_journal(restart, "the test")
     assert not has_journal(run)
     assert list(aside.iterdir())
