@@ -46,6 +46,12 @@ class ComputedLoss:
     predictions: Any
 
 
+def is_of_present_graph(tensor: Any) -> bool:
+    """Whether a tensor belongs to the graph that is being traced, and not to a function or condition inside it."""
+    present = tf.compat.v1.get_default_graph()
+    return getattr(tensor, "graph", present) is present
+
+
 @contextmanager
 def capture_losses(model: Any) -> Iterator[Sequence[ComputedLoss]]:
     """Yield a list that gets a value for each call of ``model.compute_loss``.
@@ -138,6 +144,8 @@ class CustomTrainStep:
                 logs = self._model.train_step((features, labels) if weights is None else (features, labels, weights))
         finally:
             self._model.optimizer = self._optimizer
+        if not captured.updates:
+            self._refuse_writes(graph, ())
         gradients = self._sort_gradients(captured.updates)
         self._refuse_writes(graph, set(graph.get_operations()[captured.operations :]))
         loss = losses[-1].loss if losses else logs.get("loss") if isinstance(logs, Mapping) else None
@@ -203,11 +211,12 @@ class CustomTrainStep:
                 )
 
 
-CALL_BEFORE = "call the layers before it, or with training=False"
+LOCAL_REMEDY = "or train with strategy: {name: Local}, which calls train_step() as fit does"
+CALL_BEFORE = f"call the layers before it, or with training=False; {LOCAL_REMEDY}"
 """What to do about a layer that changes a variable behind the update."""
 WRITE_REMEDY = (
-    "let an optimizer of the model change variables, with apply() or apply_gradients(): EDL calls it after the step, "
-    "which sees the variables before the update; and an average that a step keeps would differ between workers"
+    "let an optimizer of the model change variables, with apply() or apply_gradients(): it is called when the "
+    f"gradients of all workers are summed, so the step sees the variables before its update; {LOCAL_REMEDY}"
 )
 
 

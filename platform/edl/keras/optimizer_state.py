@@ -8,7 +8,7 @@ from typing import Any
 
 from edl.api.errors import BadInputError
 from edl.keras.optimizer_translation import keras_variable_name, translate_optimizer
-from edl.keras.several_updates import SeveralUpdatesReplica
+from edl.keras.replica_state import SeveralOptimizersState
 from edl.keras.trainable_model import TrainableModel
 from edl.numerics.keras_state import KerasState
 from edl.numerics.optimizer_spec import OptimizerSpec
@@ -25,7 +25,7 @@ def describe_keras_state(model: TrainableModel) -> KerasState:
     Raises:
         UserCodeError: the optimizer's ``get_config`` raised an exception.
     """
-    if isinstance(model, SeveralUpdatesReplica):
+    if isinstance(model, SeveralOptimizersState):
         return KerasState(None, "train_step() makes several updates, but parameter servers make one")
     trained = {model.variables.specs[at].name: model.variables.weights[at] for at in model.variables.trained_positions}
     try:

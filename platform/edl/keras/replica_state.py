@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from edl.keras.model_loss import LossReduction, updating_optimizers
 from edl.keras.out_of_range_ids import MODEL_LOCATION
 from edl.keras.replica_update import ReplicaUpdate
 from edl.keras.single_rank_update import SingleRankUpdate
+from edl.keras.step_updates import OWN_OPTIMIZER
 from edl.keras.summed_update import SummedUpdate, byte_size
 from edl.keras.traced_function import as_tensor, host_array, read_value
 from edl.keras.trainable_model import TrainableModel, is_rate
@@ -277,6 +279,44 @@ class ReplicaState(TrainableModel):
 
     def _packed_size(self) -> int:
         return packed_size(byte_size(variable) for _, variable in self._state_variables())
+
+
+class SeveralOptimizersState(ReplicaState):
+    """The state of a rank whose ``train_step`` has optimizers of its own.
+
+    Attributes:
+        _optimizers: those that make an update, by their attribute of the model.
+    """
+
+    _optimizers: Mapping[str, Any] = MappingProxyType({})
+
+    def _build_optimizer(self) -> None:
+        """They are built when it is known which variables each of them gets."""
+
+    @property
+    def uses_own_optimizer(self) -> bool:
+        """Whether ``model.optimizer`` makes an update: its learning rate is what callbacks set."""
+        return OWN_OPTIMIZER in self._optimizers
+
+    def named_variables(self) -> Iterator[tuple[str, Any]]:
+        """As of ``TrainableModel``; the variables of an optimizer are ``slot/<attribute>/<n>``, such as
+        ``slot/d_optimizer/0``."""
+        yield from self._named_model_variables()
+        for name, optimizer in self._optimizers.items():
+            for number, variable in enumerate(optimizer.variables):
+                yield f"slot/{name}/{number}", variable
+
+    def finalize(self) -> bool:
+        """Finalize the weights as ``keras.Model.fit`` does: with ``model.optimizer`` alone."""
+        if self.averages_weights:
+            inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+            inner.finalize_variable_values(list(inner._trainable_variables))
+        return self.averages_weights
+
+    @property
+    def averages_weights(self) -> bool:
+        """Whether :meth:`finalize` changes the weights."""
+        return self.uses_own_optimizer and super().averages_weights
 
 
 def _refuse_synchronized_layers(model: Any) -> None:

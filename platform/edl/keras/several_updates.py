@@ -11,7 +11,7 @@ keep them costs nothing until a variable is assigned: TensorFlow then takes new 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,11 +23,12 @@ from edl.keras.model_contract import ModelModule, has_own_train_step
 from edl.keras.model_loss import LossReduction
 from edl.keras.out_of_range_ids import assert_dense_ids_in_range, explain_dense_id_errors
 from edl.keras.replica import ModelReplica
-from edl.keras.replica_state import ReplicaState, ReplicaStep
+from edl.keras.replica_state import ReplicaStep, SeveralOptimizersState
 from edl.keras.segmented_step import SegmentedTrace
-from edl.keras.step_updates import OWN_OPTIMIZER, TracedUpdate, UpdateTracer
+from edl.keras.step_updates import TracedUpdate, UpdateTracer
 from edl.keras.traced_function import TRACING_LOCK, signature_key
 from edl.keras.user_code import user_code
+from edl.keras.whole_step import WholeStepReplica
 
 Array = NDArray[Any]
 
@@ -45,7 +46,7 @@ class _RunningStep:
     values: dict[int, Any]
 
 
-class SeveralUpdatesReplica(ReplicaState):
+class SeveralUpdatesReplica(SeveralOptimizersState):
     """A rank's model, optimizers and metrics. Not thread-safe.
 
     After an exception of a method other than :meth:`find_updates` the state is undefined.
@@ -72,18 +73,17 @@ class SeveralUpdatesReplica(ReplicaState):
         module: ModelModule,
         *,
         seed: int,
-        rank_seed: int | None,
+        rank_seed: int,
         sample: Any,
         first: tuple[Any, Any, Any],
         max_dense_gradient: int = MAX_DENSE_GRADIENT,
     ) -> None:
         super().__init__(module, seed=seed, rank_seed=rank_seed, sample=sample)
-        self._tracer = UpdateTracer(self.model, self.optimizer, is_only_rank=self._is_only_rank)
+        self._tracer = UpdateTracer(self.model, self.optimizer)
         with user_code(module.zoo, "train_step()"), assert_dense_ids_in_range():
             found = self._tracer.find_updates(self.pack_data(*first))
             self._refuse_new_variables()
-            adds_losses = self._tracer.uses_loss and not self._is_only_rank
-            if adds_losses and self._objective.declared_reduction is not LossReduction.MEAN:
+            if self._tracer.uses_loss and self._objective.declared_reduction is not LossReduction.MEAN:
                 self._tracer.refuse_other_losses()
             for update in found:
                 if not update.optimizer.built:
@@ -103,9 +103,6 @@ class SeveralUpdatesReplica(ReplicaState):
         """The values of the state before a step that is not complete; empty: the step has changed nothing yet."""
         self._seed_randomness(seed, rank_seed)
 
-    def _build_optimizer(self) -> None:
-        """They are built when it is known which variables each of them gets."""
-
     @property
     def gradient_counts(self) -> tuple[int, ...]:
         """Of each buffer, the elements at its beginning that are gradients."""
@@ -120,31 +117,6 @@ class SeveralUpdatesReplica(ReplicaState):
     def has_statistics(self) -> bool:
         """As of ``ModelReplica``."""
         return any(update.statistics for update in self.updates)
-
-    @property
-    def uses_own_optimizer(self) -> bool:
-        """Whether ``model.optimizer`` makes an update: its learning rate is what callbacks set."""
-        return OWN_OPTIMIZER in self._optimizers
-
-    def named_variables(self) -> Iterator[tuple[str, Any]]:
-        """As of ``TrainableModel``; the variables of an optimizer are ``slot/<attribute>/<n>``, such as
-        ``slot/d_optimizer/0``."""
-        yield from self._named_model_variables()
-        for name, optimizer in self._optimizers.items():
-            for number, variable in enumerate(optimizer.variables):
-                yield f"slot/{name}/{number}", variable
-
-    def finalize(self) -> bool:
-        """Finalize the weights as ``keras.Model.fit`` does: with ``model.optimizer`` alone."""
-        if self.averages_weights:
-            inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
-            inner.finalize_variable_values(list(inner._trainable_variables))
-        return self.averages_weights
-
-    @property
-    def averages_weights(self) -> bool:
-        """Whether :meth:`finalize` changes the weights."""
-        return self.uses_own_optimizer and super().averages_weights
 
     def _describe_sums(self) -> Any:
         return [
@@ -304,13 +276,14 @@ class SeveralUpdatesReplica(ReplicaState):
 
 
 AnyReplica = ModelReplica | SeveralUpdatesReplica
+OnlyReplica = ModelReplica | WholeStepReplica
 
 
 def build_replica(
     module: ModelModule,
     *,
     seed: int,
-    rank_seed: int | None,
+    rank_seed: int,
     sample: Any,
     first: tuple[Any, Any, Any] | None,
     max_dense_gradient: int = MAX_DENSE_GRADIENT,
@@ -330,7 +303,7 @@ def build_replica(
     if first is None or not has_own_train_step(replica.model):
         return replica
     with user_code(module.zoo, "train_step()"):
-        tracer = UpdateTracer(replica.model, replica.optimizer, is_only_rank=rank_seed is None)
+        tracer = UpdateTracer(replica.model, replica.optimizer)
         changed = tracer.find_only_update(replica.pack_data(*first))
     if changed is not None:
         replica.add_statistics(changed)
@@ -343,3 +316,19 @@ def build_replica(
         first=first,
         max_dense_gradient=max_dense_gradient,
     )
+
+
+def build_only_replica(
+    module: ModelModule, *, seed: int, sample: Any, first: tuple[Any, Any, Any] | None
+) -> OnlyReplica:
+    """Build the model of strategy Local: as :func:`build_replica`, for a rank that is never joined by a second one."""
+    replica = ModelReplica(module, seed=seed, rank_seed=None, sample=sample)
+    if first is None or not has_own_train_step(replica.model):
+        return replica
+    with user_code(module.zoo, "train_step()"), assert_dense_ids_in_range():
+        step = UpdateTracer(replica.model, replica.optimizer).find_applied(replica.pack_data(*first))
+    if step.is_plain:
+        replica.add_statistics(step.statistics)
+        return replica
+    # Another model: a tf.function of the user's may keep a trace that applies nothing.
+    return WholeStepReplica(module, seed=seed, sample=sample, first=first, updates=step.updates)

@@ -22,10 +22,12 @@ import tensorflow as tf
 from edl.keras.compiled_model import restore_compile
 from edl.keras.custom_train_step import (
     CALL_BEFORE,
+    LOCAL_REMEDY,
     WRITE_REMEDY,
     capture_losses,
     combination_error,
     describe_write,
+    is_of_present_graph,
     missing_loss_error,
     train_step_error,
 )
@@ -72,25 +74,52 @@ class TracedUpdate:
     loss: Any = None
 
 
+@dataclass(frozen=True)
+class AppliedUpdate:
+    """One update of a step that one process makes.
+
+    Attributes:
+        name: the optimizer as an attribute of the model.
+        positions: those of its variables in ``model.variables``.
+    """
+
+    name: str
+    positions: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class AppliedStep:
+    """What a step does that one process makes.
+
+    Attributes:
+        updates: its updates.
+        is_plain: whether it makes one update with ``self.optimizer``, and else changes what layers change before it.
+        statistics: the variables of layers that it changes.
+    """
+
+    updates: tuple[AppliedUpdate, ...]
+    is_plain: bool
+    statistics: tuple[Any, ...]
+
+
 class UpdateTracer:
     """Traces the ``train_step`` of a model.
 
     Args:
         model: the user's model.
         optimizer: becomes ``model.optimizer``.
-        is_only_rank: whether there is never a second rank, with which changes of variables are averaged.
 
     Attributes:
         uses_loss: whether the step that was traced last calls ``compute_loss``.
+        optimizers: those of the model, by their attribute.
     """
 
-    def __init__(self, model: Any, optimizer: Any, *, is_only_rank: bool = False) -> None:
+    def __init__(self, model: Any, optimizer: Any) -> None:
         restore_compile(model)
         self._model = model
-        self._is_only_rank = is_only_rank
         self.uses_loss = False
         model.optimizer = optimizer
-        self._optimizers = _find_optimizers(model)
+        self.optimizers = _find_optimizers(model)
         self._variables = {id(v): v for v in model.variables} | {id(v.value): v for v in model.variables}
 
     def find_only_update(self, data: Any) -> tuple[Any, ...] | None:
@@ -108,7 +137,13 @@ class UpdateTracer:
         def trace(given: Any) -> None:
             # The trace in which metrics make their variables is repeated.
             names.clear()
-            self._call(given, lambda name, optimizer, pairs: names.append(name))
+            graph = tf.compat.v1.get_default_graph()
+
+            def keep(name: str, optimizer: Any, pairs: Any) -> None:
+                is_nested = tf.compat.v1.get_default_graph() is not graph
+                names.append(f"nested {name}" if is_nested else name)
+
+            self._call(given, keep)
 
         function = tf.function(trace, autograph=False)
         graph = function.get_concrete_function(tf.nest.map_structure(spec_for_any_count, data)).graph
@@ -118,10 +153,51 @@ class UpdateTracer:
         return tuple(
             variable
             for variable in self._layer_variables()
-            if id(variable.value.handle) in written
-            and not is_seed_state(variable)
-            and (self._is_only_rank or variable.dtype in FLOAT_TYPES)
+            if id(variable.value.handle) in written and not is_seed_state(variable) and variable.dtype in FLOAT_TYPES
         )
+
+    def find_applied(self, data: Any) -> AppliedStep:
+        """Find what a step of the only rank does; nothing is run.
+
+        Args:
+            data: what ``train_step`` gets, as tensors; only types and shapes count.
+        """
+        updates: list[AppliedUpdate] = []
+        behind: list[int] = []
+        variables = self._model.variables
+        positions = {id(variable): at for at, variable in enumerate(variables)}
+
+        def trace(given: Any) -> None:
+            # The trace in which metrics make their variables is repeated.
+            updates.clear()
+            behind.clear()
+            graph = tf.compat.v1.get_default_graph()
+
+            def keep(name: str, optimizer: Any, pairs: Sequence[tuple[Any, Any]]) -> None:
+                trained = [self._find_trained(variable) for _, variable in pairs]
+                updates.append(AppliedUpdate(name, tuple(positions[id(variable)] for variable in trained)))
+                if tf.compat.v1.get_default_graph() is graph:
+                    behind.append(len(graph.get_operations()))
+
+            with capture_losses(self._model) as losses, _capture_updates(self.optimizers, keep):
+                self._model.train_step(given)
+            if losses and not is_of_present_graph(losses[-1].loss):
+                behind.clear()
+
+        graph = tf.function(trace, autograph=False).get_concrete_function(data).graph
+        after = set(graph.get_operations()[behind[0] :]) if behind else set()
+        ignored = {id(v.value.handle) for v in self._model.metrics_variables}
+        ignored |= {id(v.value.handle) for v in variables if is_seed_state(v)}
+        layers = {id(v.value.handle): v for v in self._layer_variables()}
+        written = [each for each in find_written_variables(graph) if each[1] not in ignored]
+        is_plain = (
+            [each.name for each in updates] in ([], [OWN_OPTIMIZER])
+            # Neither the update nor the loss is inside of a function or a condition.
+            and len(behind) == len(updates)
+            and all(handle in layers and operation not in after for operation, handle in written)
+        )
+        changed = {handle: layers[handle] for _, handle in written if handle in layers}
+        return AppliedStep(tuple(updates), is_plain, tuple(changed.values()))
 
     def find_updates(self, data: Any) -> tuple[StepUpdate, ...]:
         """Find the updates of a step; nothing is run.
@@ -223,10 +299,16 @@ class UpdateTracer:
 
     def _call(self, data: Any, keep: Callable[..., None]) -> Any:
         """Call ``train_step``; returns its loss, a float32 scalar."""
-        with capture_losses(self._model) as losses, _capture_updates(self._optimizers, keep):
+        with capture_losses(self._model) as losses, _capture_updates(self.optimizers, keep):
             logs = self._model.train_step(data)
         self.uses_loss = bool(losses)
-        found = [losses[-1].loss] if losses else _returned_losses(logs)
+        if losses and not is_of_present_graph(losses[-1].loss):
+            raise combination_error(
+                self._model,
+                "calls compute_loss() inside of a condition, a loop of TensorFlow or a tf.function",
+                "call it in train_step() itself; @tf.function is not needed",
+            )
+        found = [losses[-1].loss] if losses else returned_losses(logs)
         if not found:
             raise missing_loss_error(self._model)
         return tf.add_n([tf.reduce_mean(tf.cast(each, tf.float32)) for each in found])
@@ -253,7 +335,7 @@ class UpdateTracer:
         ignored = {id(v.value.handle) for v in model.metrics_variables}
         ignored |= {id(v.value.handle) for v in model.variables if is_seed_state(v)}
         named = {id(v.value.handle): v for v in model.variables}
-        named |= {id(v.value.handle): v for each in self._optimizers.values() for v in each.variables}
+        named |= {id(v.value.handle): v for each in self.optimizers.values() for v in each.variables}
         found: dict[int, Any] = {}
         for operation, handle in find_written_variables(graph):
             if handle in ignored:
@@ -265,7 +347,7 @@ class UpdateTracer:
                     describe_write(operation, getattr(variable, "path", None)),
                     WRITE_REMEDY,
                 )
-            if variable.dtype not in FLOAT_TYPES and not self._is_only_rank:
+            if variable.dtype not in FLOAT_TYPES:
                 raise combination_error(
                     self._model,
                     f"changes the variable '{variable.path}' ({variable.dtype})",
@@ -284,8 +366,8 @@ class UpdateTracer:
             raise train_step_error(
                 self._model,
                 "makes an update inside of a condition, a loop of TensorFlow or a tf.function",
-                "call apply() in train_step() itself: the number of updates must not depend on values; "
-                "@tf.function is not needed",
+                "call apply() in train_step() itself: the number of updates must not depend on values; @tf.function is "
+                f"not needed; {LOCAL_REMEDY}",
             )
 
 
@@ -325,7 +407,7 @@ def _capture_updates(optimizers: Mapping[str, Any], keep: Callable[..., None]) -
             vars(optimizer).pop("apply", None)
 
 
-def _returned_losses(logs: Any) -> list[Any]:
+def returned_losses(logs: Any) -> list[Any]:
     """The value ``loss``, or else all whose names end so."""
     if not isinstance(logs, Mapping):
         return []

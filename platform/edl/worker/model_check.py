@@ -43,7 +43,7 @@ from edl.worker.trainer import add_record_range, find_nonfinite_gradient, is_fin
 if TYPE_CHECKING:
     from edl.data.reader import Reader
     from edl.keras.network import KerasNetwork
-    from edl.keras.several_updates import AnyReplica
+    from edl.keras.several_updates import AnyReplica, OnlyReplica
     from edl.worker.feed_pipeline import Minibatch
     from edl.worker.lease_client import LeasedTask
 
@@ -317,19 +317,23 @@ class _JobCheck:
     def _check_replica(self, first: TaskMinibatch | None, sample: Any) -> Iterator[str]:
         from edl.keras.keras2_models import name_class
         from edl.keras.model_building import refuse_lossy_export
-        from edl.keras.several_updates import build_replica
+        from edl.keras.several_updates import build_only_replica, build_replica
         from edl.keras.step_additivity import check_added_losses, check_step_gradients
 
         spec = self._spec
-        is_local = spec.strategy.name == "Local"
-        replica = build_replica(
-            self.module,
-            seed=spec.train.seed,
-            rank_seed=None if is_local else 0,
-            sample=sample,
-            max_dense_gradient=spec.strategy.max_dense_gradient,
-            first=None if first is None else (first[1].features, first[1].labels, first[1].weights),
-        )
+        step = None if first is None else (first[1].features, first[1].labels, first[1].weights)
+        replica: AnyReplica | OnlyReplica
+        if spec.strategy.name == "Local":
+            replica = build_only_replica(self.module, seed=spec.train.seed, sample=sample, first=step)
+        else:
+            replica = rank = build_replica(
+                self.module,
+                seed=spec.train.seed,
+                rank_seed=0,
+                sample=sample,
+                max_dense_gradient=spec.strategy.max_dense_gradient,
+                first=step,
+            )
         if spec.export is not None:
             refuse_lossy_export(replica.model)
         try_callbacks = self._make_callbacks(replica)
@@ -340,9 +344,9 @@ class _JobCheck:
         try_callbacks()
         task, minibatch = first
         with add_record_range(task, 0):
-            if not is_local:
-                check_added_losses(replica, minibatch.features)
-                check_step_gradients(replica, minibatch.features, minibatch.labels, minibatch.weights)
+            if spec.strategy.name != "Local":
+                check_added_losses(rank, minibatch.features)
+                check_step_gradients(rank, minibatch.features, minibatch.labels, minibatch.weights)
             result = replica.take_step(minibatch.features, minibatch.labels, minibatch.weights)
         if not result.finite:
             skip, gradient = spec.train.on_nan == "skip", f"the gradient of '{result.nonfinite}'"
@@ -357,7 +361,7 @@ class _JobCheck:
             yield f"evaluation of {_describe_records(task)}, after one step: {_format_metrics(values)}"
         self._check_export(replica.model)
 
-    def _make_callbacks(self, replica: AnyReplica) -> Callable[[], None]:
+    def _make_callbacks(self, replica: AnyReplica | OnlyReplica) -> Callable[[], None]:
         """Make the callbacks; returns the function that begins a first step with them."""
         if self._spec.strategy.name == "AllReduce":
             from edl.keras.all_reduce_callbacks import declare_training_callbacks

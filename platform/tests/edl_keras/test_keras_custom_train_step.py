@@ -18,7 +18,7 @@ from edl.api.errors import BadInputError  # noqa: E402
 from edl.api.job_spec import ModelSpec  # noqa: E402
 from edl.keras.model_contract import load_model_module  # noqa: E402
 from edl.keras.replica import ModelReplica  # noqa: E402
-from edl.keras.several_updates import build_replica  # noqa: E402
+from edl.keras.several_updates import build_only_replica, build_replica  # noqa: E402
 
 SOURCE = """
 import keras, tensorflow as tf
@@ -173,7 +173,8 @@ def test_layers_that_only_the_step_calls_have_statistics(tmp_path: Path, monkeyp
     x, y = make_data(12)
     choice = ModelSpec(zoo=str(tmp_path), definition="own.custom_model", params={})
     module = load_model_module(choice, may_have_train_step=True)
-    built = [build_replica(module, seed=4, rank_seed=rank, sample=x, first=(x, y, None)) for rank in (None, 0, 1)]
+    built: list[Any] = [build_only_replica(module, seed=4, sample=x, first=(x, y, None))]
+    built += [build_replica(module, seed=4, rank_seed=rank, sample=x, first=(x, y, None)) for rank in (0, 1)]
     ranks = [each for each in built if isinstance(each, ModelReplica)]
     assert len(ranks) == len(built)
     scope: dict[str, Any] = {}
