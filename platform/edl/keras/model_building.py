@@ -9,7 +9,7 @@ import logging
 import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
@@ -25,9 +25,9 @@ from edl.api.errors import BadInputError
 from edl.api.variables import VariableSpec
 from edl.core.partition import splitmix64
 from edl.keras.keras2_models import Keras2Model, reset_names_and_seed
-from edl.keras.model_contract import ModelModule, refuse_metrics_in_layers
+from edl.keras.model_contract import ModelModule, find_carried_states, refuse_metrics_in_layers
 from edl.keras.ps_embedding import converting_large_embeddings
-from edl.keras.traced_function import spec_for_any_count
+from edl.keras.traced_function import host_array, read_value, spec_for_any_count
 from edl.keras.user_code import user_code
 
 _UINT32 = 0xFFFFFFFF
@@ -57,13 +57,62 @@ def build_model(module: ModelModule, *, seed: int, sample: Any = None, ps_embedd
         reset_names_and_seed(seed)
         model = module.make_model()
         if sample is not None and not _is_functional(model):
-            with user_code(module.zoo, "the model, called on features of feed,"):
+            with user_code(module.zoo, "the model, called on features of feed,"), undoing_changes(model):
                 model(sample, training=False)
     if not model.built:
         raise BadInputError("the model is built by its first call, but there are no records to call it with")
     # Layers may create metrics in build(), after the check in make_model().
     refuse_metrics_in_layers(model)
     return model
+
+
+@contextmanager
+def undoing_changes(model: Any) -> Iterator[None]:
+    """Undo what a call of the model does to its variables, also to those that the call makes.
+
+    So the call that builds a model leaves random generators, statistics and the states of stateful layers as they
+    begin: ``fit`` builds a model without such changes.
+    """
+    kept: dict[int, tuple[Any, Any]] = {}
+
+    def keep(variables: Iterable[Any]) -> None:
+        for variable in variables:
+            # Not ``value``: within a call with mixed precision that is a copy of another type.
+            made = variable._value
+            if made is not None and id(variable) not in kept:
+                kept[id(variable)] = variable, tf.raw_ops.ReadVariableOp(resource=made.handle, dtype=made.dtype)
+
+    def build_and_keep(layer: Any, *arguments: Any, **named: Any) -> None:
+        maybe_build(layer, *arguments, **named)
+        # Keras may build a model by a symbolic call, in which variables have no value yet.
+        if tf.executing_eagerly():
+            keep(layer.variables)
+
+    keep((*model.variables, *find_carried_states(model)))
+    maybe_build = keras.layers.Layer._maybe_build
+    keras.layers.Layer._maybe_build = build_and_keep
+    try:
+        yield
+    finally:
+        keras.layers.Layer._maybe_build = maybe_build
+    for variable, old in kept.values():
+        _restore(variable, old)
+    for variable in model.variables:
+        if is_seed_state(variable) and id(variable) not in kept:
+            variable.assign(np.array([np.asarray(variable)[0], 0], np.uint32))
+    for variable in find_carried_states(model):
+        if id(variable) not in kept:
+            variable.assign(np.zeros(variable.shape, variable.dtype))
+
+
+def _restore(variable: Any, old: Any) -> None:
+    """Assign the value that was read before, if it is another one now.
+
+    TensorFlow gives a variable new memory if somebody has read the old one and still holds it.
+    """
+    places = [host_array(each).__array_interface__["data"] for each in (old, read_value(variable))]
+    if places[0] != places[1]:
+        variable.assign(old)
 
 
 def _is_functional(model: Any) -> bool:

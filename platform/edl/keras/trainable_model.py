@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from edl.keras.evaluated_copy import CopyEvaluator
 from edl.keras.evaluation_metrics import EvaluationMetrics, output_names
-from edl.keras.model_building import ModelVariables, build_model
+from edl.keras.model_building import ModelVariables, build_model, undoing_changes
 from edl.keras.model_contract import ModelModule
 from edl.keras.model_loss import ModelLoss, updating_optimizers, warn_if_loss_unscaled
 from edl.keras.out_of_range_ids import assert_dense_ids_in_range, explain_dense_id_errors
@@ -74,7 +74,9 @@ class TrainableModel:
             explain_dense_id_errors(self.model),
         ):
             if not self._metrics.states_verified:
-                self._metrics.verify_states_add_up(labels, self._predict(features), weights)
+                with undoing_changes(self.model):
+                    predictions = self._predict(features)
+                self._metrics.verify_states_add_up(labels, predictions, weights)
             self._evaluate(features, labels, weights)
 
     def _evaluate_graph(self, features: Any, labels: Any, weights: Any) -> None:

@@ -14,31 +14,44 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras with NumPy 2
 ]
 
+import keras  # noqa: E402
 from support.gan_model import ADVERSARIAL, PERSISTENT, make_records, train_plainly, write_gan  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.api.job_spec import ModelSpec  # noqa: E402
+from edl.core.evaluation import merge_metric_states  # noqa: E402
 from edl.keras.model_contract import ModelModule, load_model_module  # noqa: E402
-from edl.keras.several_updates import AnyReplica, SeveralUpdatesReplica, build_replica  # noqa: E402
+from edl.keras.several_updates import build_only_replica, build_replica  # noqa: E402
+from edl.keras.whole_step import WholeStepReplica  # noqa: E402
 
 RECORDS = 24
 
 
-def load(folder: Path, name: str) -> ModelModule:
+def load(folder: Path, name: str, *, needs_metrics: bool = False) -> ModelModule:
     choice = ModelSpec(zoo=str(folder), definition=f"{name}.custom_model", params={})
-    return load_model_module(choice, needs_metrics=False, may_have_train_step=True)
+    return load_model_module(choice, needs_metrics=needs_metrics, may_have_train_step=True)
 
 
-def build(folder: Path, name: str, data: tuple[Any, Any], rank_seed: int | None = None, seed: int = 4) -> AnyReplica:
+def build(
+    folder: Path,
+    name: str,
+    data: tuple[Any, Any],
+    rank_seed: int | None = None,
+    seed: int = 4,
+    *,
+    needs_metrics: bool = False,
+) -> Any:
     """A replica; by default that of the only rank."""
-    module = load(folder, name)
+    module = load(folder, name, needs_metrics=needs_metrics)
+    if rank_seed is None:
+        return build_only_replica(module, seed=seed, sample=data[0], first=(*data, None))
     # As a job with one embedding row in a step.
     return build_replica(
         module, seed=seed, rank_seed=rank_seed, sample=data[0], first=(*data, None), max_dense_gradient=16
     )
 
 
-def assert_same(found: AnyReplica, expected: AnyReplica) -> None:
+def assert_same(found: Any, expected: Any) -> None:
     """All variables are equal to the bit, with the states of random generators."""
     mine, theirs = found.state_arrays(), expected.state_arrays()
     assert mine.keys() == theirs.keys()
@@ -161,7 +174,7 @@ def test_one_update_of_a_summed_loss_is_that_of_keras(tmp_path: Path) -> None:
     write_gan(tmp_path, SUMMED, SUMMED_COMPILE)
     data = make_records(RECORDS)
     only = build(tmp_path, "gan", data, seed=0)
-    assert not isinstance(only, SeveralUpdatesReplica)
+    assert not isinstance(only, WholeStepReplica)
     losses = [only.take_step(*data).loss for _ in range(4)]
     plain, expected = train_plainly(tmp_path, [], [data] * 4)
     np.testing.assert_allclose(losses, expected, rtol=1e-6)
@@ -178,19 +191,12 @@ def test_several_updates_are_those_of_keras(tmp_path: Path, step: str) -> None:
     write_gan(tmp_path, step, DROPOUT)
     data = make_records(RECORDS)
     only = build(tmp_path, "gan", data, seed=0)
-    assert isinstance(only, SeveralUpdatesReplica)
+    assert isinstance(only, WholeStepReplica)
     losses = [only.take_step(*data).loss for _ in range(5)]
     plain, expected = train_plainly(tmp_path, [], [data] * 5)
     np.testing.assert_allclose(losses, expected, rtol=1e-6)
     for found, weight in zip(only.model.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(found, weight, rtol=1e-12, atol=1e-14)
-
-
-def test_what_a_step_writes_by_itself_is_refused_in_words_of_one_process(tmp_path: Path) -> None:
-    write_gan(tmp_path, ADVERSARIAL.replace("return ", "self.steps.assign_add(1.0); return "))
-    with pytest.raises(BadInputError, match=r"writes the variable '.*steps' by itself") as refused:
-        build(tmp_path, "gan", make_records(RECORDS))
-    assert "AllReduce" not in str(refused.value)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -263,3 +269,92 @@ def test_the_state_of_another_optimizer_is_refused_although_it_has_all_arrays(tm
     only = build(tmp_path, "own", DATA)
     with pytest.raises(BadInputError, match="they differ in slot/9"):
         only.load_state(only.state_arrays() | {"slot/9": np.zeros(3, np.float32)})
+
+
+# --------------------------------------------------------------------------------------------------
+# A model that its first call builds.
+
+SUBCLASSED = """
+import keras, tensorflow as tf
+
+class Own(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.hidden = keras.layers.Dense(6, activation="tanh")
+        self.generator = keras.random.SeedGenerator(11)
+        self.norm = keras.layers.BatchNormalization(momentum=0.5)
+        self.drop = keras.layers.Dropout(0.4)
+        self.mixed = keras.Sequential([keras.layers.Dense(5), keras.layers.GaussianNoise(0.2)])
+        self.recurrent = keras.layers.SimpleRNN(3, stateful=True)
+        self.head = keras.layers.Dense(1)
+
+    def build(self, shape):
+        self.calls = self.add_weight(shape=(), initializer="ones", trainable=False, name="calls")
+        self.built = True
+
+    def call(self, x, training=False):
+        self.calls.assign(self.calls + 1.0)
+        hidden = self.hidden(x)
+        hidden += 0.1 * keras.random.normal((8, 6), seed=self.generator)
+        hidden = self.mixed(self.drop(self.norm(hidden, training=True), training=True), training=True)
+        return self.head(self.recurrent(keras.ops.expand_dims(hidden, 1)))
+
+def custom_model():
+    model = Own()
+    model.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"], jit_compile=False)
+    return model
+
+def feed(dataset, mode, metadata):
+    return dataset
+"""
+
+
+COUNTS = """
+    def build(self, shape):
+        self.calls = self.add_weight(shape=(), initializer="ones", trainable=False, name="calls")
+        self.built = True
+"""
+
+
+@pytest.mark.parametrize("by_keras", [True, False], ids=["built by Keras", "built by the call alone"])
+def test_a_model_that_its_first_call_builds_draws_what_it_draws_in_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_keras: bool
+) -> None:
+    """Random numbers, statistics, counts and the states of stateful layers begin anew after the call.
+
+    Keras builds a model without a method ``build`` by a symbolic call before.
+    """
+    if by_keras:
+        without = SUBCLASSED.replace(COUNTS, "").replace("self.calls.assign(self.calls + 1.0)", "")
+        monkeypatch.setitem(globals(), "SUBCLASSED", without)
+    (tmp_path / "own.py").write_text(SUBCLASSED)
+    only = build(tmp_path, "own", DATA, seed=0)
+    losses = [only.take_step(*DATA).loss for _ in range(3)]
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(0)
+    scope: dict[str, Any] = {}
+    exec(SUBCLASSED, scope)
+    plain = scope["custom_model"]()
+    expected = plain.fit(*DATA, batch_size=len(X), epochs=3, shuffle=False, verbose=0).history["loss"]
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    for found, weight in zip(only.model.variables, plain.variables, strict=True):
+        np.testing.assert_allclose(found.numpy(), weight.numpy(), rtol=1e-5, atol=1e-6, err_msg=found.path)
+
+
+@pytest.mark.repetition
+def test_an_evaluation_draws_what_it_draws_in_fit(tmp_path: Path) -> None:
+    """The first one calls the model once more, to see whether metrics add up."""
+    (tmp_path / "own.py").write_text(SUBCLASSED)
+    only = build(tmp_path, "own", DATA, seed=0, needs_metrics=True)
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(0)
+    scope: dict[str, Any] = {}
+    exec(SUBCLASSED, scope)
+    plain = scope["custom_model"]()
+    history = plain.fit(*DATA, batch_size=len(X), epochs=3, shuffle=False, verbose=0, validation_data=DATA).history
+    for loss, evaluated in zip(history["loss"], history["val_loss"], strict=True):
+        assert only.take_step(*DATA).loss == pytest.approx(loss, rel=1e-5)
+        only.reset_metrics()
+        only.evaluate(*DATA)
+        values = only.metric_values(merge_metric_states({}, only.metric_states()))
+        assert values["loss"] == pytest.approx(evaluated, rel=1e-5)
