@@ -26,7 +26,7 @@ class StepGradients:
     """What one traced call of ``train_step`` gave.
 
     Attributes:
-        loss: the loss that ``compute_loss`` returned, or the value ``loss`` of the step.
+        loss: the value ``loss`` of the step, or the loss that ``compute_loss`` returned.
         gradients: for each trained variable; None: it has none.
         records: number of records of the minibatch.
         predictions: those of the loss that ``compute_loss`` returned; None: the step did not call it.
@@ -148,9 +148,12 @@ class CustomTrainStep:
             self._refuse_writes(graph, ())
         gradients = self._sort_gradients(captured.updates)
         self._refuse_writes(graph, set(graph.get_operations()[captured.operations :]))
-        loss = losses[-1].loss if losses else logs.get("loss") if isinstance(logs, Mapping) else None
+        # What fit reports: a step may add terms to the loss that compute_loss() returns.
+        loss = logs.get("loss") if isinstance(logs, Mapping) else None
         if loss is None:
-            raise missing_loss_error(self._model)
+            if not losses:
+                raise missing_loss_error(self._model)
+            loss = losses[-1].loss
         records = tf.shape(tf.nest.flatten(features)[0])[0]
         loss = tf.reduce_mean(tf.cast(loss, tf.float32))
         return StepGradients(loss, gradients, records, losses[-1].predictions if losses else None)

@@ -18,6 +18,7 @@ from edl.api.errors import BadInputError  # noqa: E402
 from edl.api.job_spec import ModelSpec  # noqa: E402
 from edl.keras.model_contract import load_model_module  # noqa: E402
 from edl.keras.replica import ModelReplica  # noqa: E402
+from edl.keras.replica_state import ReplicaStep  # noqa: E402
 from edl.keras.several_updates import build_only_replica, build_replica  # noqa: E402
 
 SOURCE = """
@@ -88,7 +89,7 @@ def make_data(records: int) -> tuple[Any, Any]:
     return x, x[:, :1] * x[:, 1:2]
 
 
-def train_together(ranks: list[ModelReplica], x: Any, y: Any) -> None:
+def train_together(ranks: list[ModelReplica], x: Any, y: Any) -> list[ReplicaStep]:
     """One step: each rank has its part of the records."""
     parts = np.array_split(np.arange(len(x)), len(ranks))
     steps = [rank.compute(x[part], y[part]) for rank, part in zip(ranks, parts, strict=True)]
@@ -99,6 +100,7 @@ def train_together(ranks: list[ModelReplica], x: Any, y: Any) -> None:
             buffer[:] = total
     for rank in ranks:
         rank.apply(sum(step.weight for step in steps))
+    return steps
 
 
 @pytest.mark.parametrize(
@@ -120,8 +122,11 @@ def test_ranks_train_as_keras_does_with_the_union(
     plain.run_eagerly = True  # to trace its few steps would take longer than to make them
     x, y = make_data(50)
     for _ in range(6):
-        train_together(ranks, x, y)
-        plain.train_on_batch(x, y)
+        steps = train_together(ranks, x, y)
+        loss = sum(step.loss * step.weight for step in steps) / sum(step.weight for step in steps)
+        plain.reset_metrics()
+        # That of the step, which adds a term to that of compute_loss().
+        assert loss == pytest.approx(float(plain.train_on_batch(x, y, return_dict=True)["loss"]), rel=1e-4)
     for rank in ranks:
         for mine, theirs in zip(rank.model.get_weights(), plain.get_weights(), strict=True):
             np.testing.assert_allclose(mine, theirs, rtol=2e-4, atol=2e-5)
