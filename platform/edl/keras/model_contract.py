@@ -73,6 +73,29 @@ def _raise_untrained_weights(method: str, *_: Any, **__: Any) -> NoReturn:
     )
 
 
+_COMPILED_METHODS = ("evaluate", "fit", "test_on_batch", "train_on_batch")
+"""Methods of a Keras model that need ``compile()``."""
+
+
+def block_compiled_methods(model: Any) -> None:
+    """Make methods of ``model`` raise that need a compiled model, unless it is one or the user's class defines them."""
+    import keras
+
+    if model.compiled:
+        return
+    for name in _COMPILED_METHODS:
+        if getattr(type(model), name) is getattr(keras.Model, name):
+            setattr(model, name, partial(_raise_uncompiled, name))
+
+
+def _raise_uncompiled(method: str, *_: Any, **__: Any) -> NoReturn:
+    # Not an EdlError, as above. Keras' own error advises to compile the model, which a callback cannot do.
+    raise RuntimeError(
+        f"model.{method}: a callback's model is not compiled, because the job's own steps train and evaluate it. "
+        "train.evaluation_steps sets when the job evaluates; model.predict() and a call of the model work"
+    )
+
+
 def is_blocked_method(model: Any, method: str) -> bool:
     """Whether :func:`block_weight_methods` made this method raise."""
     instance_method = vars(model).get(method)

@@ -33,7 +33,7 @@ from edl.core.evaluation import CallbackSpec
 from edl.data.reader import Reader
 from edl.keras import monitor_callbacks
 from edl.keras.callback_changes import StepSettings
-from edl.keras.model_contract import block_weight_methods
+from edl.keras.model_contract import block_compiled_methods, block_weight_methods
 from edl.keras.monitor_callbacks import refuse_unsupported_callbacks
 from edl.keras.user_code import source_file, user_code
 
@@ -247,7 +247,9 @@ class KerasCallbacks:
         """The newest one that has begun; it may be over."""
         self._epoch_loss_sum, self._epoch_steps = 0.0, 0
         self._has_logged_stop = False
-        if not trains_locally:
+        if trains_locally:
+            block_compiled_methods(model)
+        else:
             block_weight_methods(model)
         self._settings = StepSettings(model)
         self._all_callbacks: list[Any] = []

@@ -22,6 +22,7 @@ from edl.api.job_spec import ModelSpec  # noqa: E402
 from edl.keras.model_contract import load_model_module  # noqa: E402
 from edl.keras.replica import ModelReplica  # noqa: E402
 from edl.keras.user_callbacks import make_callbacks  # noqa: E402
+from edl.keras.user_code import UserCodeError  # noqa: E402
 
 MODEL = """
 import keras
@@ -223,3 +224,25 @@ def test_what_the_callbacks_own_objects_do_is_free(tmp_path: Path) -> None:
 
     train(tmp_path, Acting("on_epoch_begin", 0, act))
     assert kept["settings"]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model: model.evaluate(X, Y, verbose=0),
+        repetition(lambda model: model.fit(X, Y, verbose=0), name="fit"),
+        repetition(lambda model: model.train_on_batch(X, Y), name="train_on_batch"),
+    ],
+)
+def test_what_needs_a_compiled_model_names_what_works(tmp_path: Path, call: Act) -> None:
+    """Keras would advise to call ``compile()``, which is refused."""
+    with pytest.raises(UserCodeError, match=r"model\.\w+: a callback's model is not compiled.*train\.evaluation_steps"):
+        train(tmp_path, Acting("on_epoch_end", 0, call))
+
+
+def test_predictions_of_a_callback_are_those_of_fit(tmp_path: Path) -> None:
+    found: list[Any] = []
+    act = Acting("on_epoch_end", 1, lambda model: found.append(model.predict(X, verbose=0)))
+    train(tmp_path, act)
+    fit(Acting("on_epoch_end", 1, lambda model: found.append(model.predict(X, verbose=0))))
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-5, atol=1e-6)
