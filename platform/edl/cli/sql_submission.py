@@ -39,6 +39,7 @@ from edl.sql_jobs.cluster_job import (
     cluster_job,
     find_module,
     lies_on_volume,
+    plan_notes,
     require_job,
 )
 from edl.sql_jobs.statement_parser import parse_with_texts
@@ -170,10 +171,13 @@ class StatementSubmitter:
         options = replace(options, database=address, models=_models_folder(self.models, spec), modules=modules)
         spec = _load(cluster_job(statement, text, options, spec.volumes[0].mount), target, folder)
         uploads = [each for each in (database_copy, module_copy) if each is not None]
+        notes = plan_notes(statement, options)
         if target.dry_run:
-            _print_manifests(spec, target, uploads)
+            _print_manifests(spec, target, uploads, notes)
             return 0
         reporter = make_reporter(as_json=False)
+        for note in notes:
+            reporter.report_note(note)
         # The default of a command line is the same statement again.
         submission = StatementSubmission(
             folder / "job.json",
@@ -334,11 +338,15 @@ def _models_folder(models: Path | None, spec: JobSpec) -> str | None:
     )
 
 
-def _print_manifests(spec: JobSpec, target: SubmissionTarget, uploads: Sequence[VolumeUpload]) -> None:
+def _print_manifests(
+    spec: JobSpec, target: SubmissionTarget, uploads: Sequence[VolumeUpload], notes: Sequence[str]
+) -> None:
     from edl.cli.render import manifests_yaml
     from edl.cluster.kubernetes.job_manifests import render_job
 
     for each in uploads:
         typer.echo(f"# {each.what} would be copied to {each.copy.claim}:{each.copy.claim_path} first.")
+    for note in notes:
+        typer.echo(f"# {note}")
     typer.echo("# No cluster was contacted. The token of the job is made when it is submitted.")
     typer.echo(manifests_yaml(render_job(spec, namespace=target.namespace, token="not shown")), nl=False)  # noqa: S106

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -23,7 +25,10 @@ from edl.api.errors import BadInputError, EdlError
 from edl.api.job_spec import JobSpec
 from edl.jobfile.loader import dump_job_spec, load_job_file
 from edl.jobfile.strategy_choice import uses_all_reduce
+from edl.sql_jobs.cluster_job import find_length
 from edl.sql_jobs.cluster_request import ClusterRequest
+from edl.sql_jobs.edl_process import run_edl
+from edl.sql_jobs.job_settings import REFIT_SETTING
 from edl.sql_jobs.model_registry import (
     DESCRIPTION_FILE,
     MODEL_FILE,
@@ -66,7 +71,15 @@ from edl.sql_jobs.statements import (
     TrainStatement,
 )
 from edl.sql_jobs.table_writer import count_rows
-from edl.sql_jobs.training_settings import NOT_ON_A_CLUSTER
+from edl.sql_jobs.training_sequence import (
+    FurtherTrainings,
+    KeptTraining,
+    MeasuredTraining,
+    train_again,
+    with_kept,
+    with_measured,
+)
+from edl.sql_jobs.training_settings import TOO_MANY_TO_REFIT
 from edl.sql_jobs.user_module import ZOO_SETTING
 from edl.storage.durable_files import JsonLinesTail, translate_os_errors, write_json
 from edl.storage.run_directory import RunDirectory, write_run_spec
@@ -78,6 +91,10 @@ DONE_FILE, PREDICTIONS_FILE = "finished.json", "predictions.parquet"
 """What came out of a statement."""
 _REQUEST_FILE, _WRITING_FILE, _ROWS_FILE = "request.json", "writing.json", "rows.txt"
 _PERMUTED_FOLDER = "permuted"
+_FURTHER_FILE, _ATTEMPTS_FILE = "further.json", "attempts.txt"
+"""What trains after the job, and how often a master began with that."""
+_MOST_ATTEMPTS = 2
+"""A master whose memory is too small for it is killed each time."""
 _PROGRESS_SECONDS = 5.0
 
 
@@ -89,6 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if words[:1] == ["prepare"]:
             prepare(ClusterRequest.from_text(words[1]), run)
         else:
+            # A master that must leave ends what this process trains, too.
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
             finish(run, json.load(sys.stdin))
     except EdlError as error:
         print(f"edl: {error}", file=sys.stderr)
@@ -137,19 +156,29 @@ def _prepare_folder(
             request.database,
             folder,
             query_seconds=request.query_seconds,
-            refit_obstacle=NOT_ON_A_CLUSTER,
+            refit_obstacle=TOO_MANY_TO_REFIT,
         )
         write_description(prepared.model, folder / DESCRIPTION_FILE)
         _print(f"{prepared.counts.training:,} rows to train on, {prepared.counts.validation:,} for validation")
-        if prepared.settings.refit_reason:
-            _print(f"the model does not train again on all rows: {prepared.settings.refit_reason}")
+        settings = prepared.settings
+        reason = settings.refit_reason
+        if settings.refits and REFIT_SETTING not in statement.attributes:
+            reason = find_length(request.train, request.settings)
+        if settings.refits and not reason:
+            FurtherTrainings.from_prepared(prepared).write(folder / _FURTHER_FILE)
+            _print("when the model is measured, the master trains it again on all rows")
+        elif reason:
+            _print(f"the model does not train again on all rows: {reason}")
         for name, use, reason in prepared.model.plan:
             _print(f"{name}: {use}, because {reason}")
         named = {name.partition(".")[2] for name in prepared.settings.fields if name.startswith("train.")}
         train = {name: value for name, value in request.train.items() if name not in named}
         document = prepared.document
         suggested = dict(document["train"])
-        if uses_all_reduce(submitted) and "evaluation_steps" not in named:
+        needs_servers = request.chooses_strategy and settings.strategy == "ParameterServer"
+        if needs_servers:
+            _print(f"strategy ParameterServer: the vectors of categories have {settings.vector_numbers:,} numbers")
+        if uses_all_reduce(submitted) and not needs_servers and "evaluation_steps" not in named:
             # A step has a minibatch of every worker: still an evaluation in an epoch.
             suggested["evaluation_steps"] = -(-suggested["evaluation_steps"] // submitted.workers.max)
         data = {part: [str(folder / "data" / part)] for part in ("training", "validation")}
@@ -161,11 +190,12 @@ def _prepare_folder(
             },
             "data": {**data, "schema": document["data"]["schema"]},
             "train": {**suggested, **train},
+            **({"strategy": {"name": "ParameterServer"}} if needs_servers else {}),
         }
     assert isinstance(statement, EvaluateStatement | PredictStatement | ExplainStatement)
     model = registry.find(statement.model)
     if isinstance(statement, PredictStatement):
-        take_probabilities(statement, model)
+        take_probabilities(statement, model, ignores_case=dialect_of(request.database) != "postgres")
     elif isinstance(statement, EvaluateStatement):
         take_metrics(statement, model)
     else:
@@ -301,15 +331,75 @@ def _register(
     events = JsonLinesTail(run.events).poll()
     history = [(int(each["step"]), dict(each["metrics"])) for each in events if each.get("event") == "evaluation_ended"]
     metrics = dict(summary.get("metrics") or (history[-1][1] if history else {}))
+    first = MeasuredTraining(history, metrics, int(summary.get("records_done", 0)))
     marked = measured_on(run.path / FOLDER / "data" / "validation", model)
-    trained = replace(model, metrics=marked(metrics), history=[(step, marked(each)) for step, each in history])
     files = model_files(run.path / FOLDER, run.export)
     if not any(file.name == MODEL_FILE for file in files):
         raise BadInputError("the job exported no model", where=str(run.export), hint="leave export as it is")
-    saved = registry.save(trained, files)
+    with TemporaryDirectory(prefix="edl-sql-") as temporary:
+        copy = Path(temporary) / FOLDER
+        if (kept := _train_again(run, first, copy)) is None:
+            saved = registry.save(with_measured(model, first, marked), files)
+        else:
+            saved = registry.save(with_kept(model, kept, marked), model_files(copy, copy / "export"))
     # For whoever asks for the result.
     write_description(saved, run.path / FOLDER / DESCRIPTION_FILE)
     return {"model": saved.name, "version": saved.version}
+
+
+def _train_again(run: RunDirectory, first: MeasuredTraining, copy: Path) -> KeptTraining | None:
+    """Do for a small table, in this pod, what a statement on one machine does after its first training.
+
+    Args:
+        run: of the job, whose own training is the first one.
+        first: what it said.
+        copy: gets the files of the statement, and what is trained. It is on no volume, which may be slow.
+
+    Returns:
+        None if nothing is to be done, or it failed: what the job exported is a model, too.
+    """
+    folder = run.path / FOLDER
+    if not (folder / _FURTHER_FILE).exists():
+        return None
+    attempts = folder / _ATTEMPTS_FILE
+    before = len(attempts.read_text(encoding="utf-8").splitlines()) if attempts.exists() else 0
+    if before >= _MOST_ATTEMPTS:
+        _print(f"the model that was measured is kept: {before} masters were lost while it trained again")
+        return None
+    with attempts.open("a", encoding="utf-8") as file:
+        file.write("begun\n")
+    shutil.copytree(folder, copy)
+    # The child is a job of its own, and not the master of this one.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}
+
+    def train(job: str, *, exports: bool, has_validation: bool) -> MeasuredTraining:
+        history = list[tuple[int, dict[str, float]]]()
+
+        def follow(event: Mapping[str, Any]) -> None:
+            if event.get("event") == "evaluation_ended":
+                history.append((int(event["step"]), dict(event["metrics"])))
+
+        arguments = [] if exports else ["--set", "export=null"]
+        summary = run_edl("run", copy, arguments, follow, job=job, environment=environment)
+        return MeasuredTraining(history, dict(summary.get("metrics") or {}), int(summary.get("records_done", 0)))
+
+    try:
+        return train_again(copy, first, _for_one_machine(run), train, _print)
+    except EdlError as error:
+        _print(f"the model that was measured is kept, because training again failed: {error}")
+        return None
+
+
+def _for_one_machine(run: RunDirectory) -> FurtherTrainings:
+    """The further trainings of a run, as the master can do them by itself."""
+    further, spec = FurtherTrainings.read(run.path / FOLDER / _FURTHER_FILE), load_job_file(run.spec)
+    dumped: dict[str, Any] = dump_job_spec(spec)
+    document, train = further.document, dict(dumped["train"])
+    if uses_all_reduce(spec):
+        # A step of the first training had a minibatch of every worker.
+        train["minibatch_size"] = min(further.rows.training, train["minibatch_size"] * spec.workers.max)
+    kept = {name: document[name] for name in ("apiVersion", "name", "model", "data", "export")}
+    return replace(further, document={**kept, "train": train, "strategy": {"name": "Local"}})
 
 
 def _write_predictions(

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
@@ -20,6 +20,7 @@ from edl.jobfile.path_resolution import find_volume
 from edl.sql_jobs.cluster_request import ClusterRequest
 from edl.sql_jobs.estimators import ESTIMATORS, choose_estimator
 from edl.sql_jobs.job_document import job_fields, job_name, set_field
+from edl.sql_jobs.job_settings import REFIT_SETTING
 from edl.sql_jobs.statement_folders import refuse_attributes, take_metrics, take_probabilities
 from edl.sql_jobs.statement_parser import statement_error
 from edl.sql_jobs.statements import (
@@ -31,7 +32,7 @@ from edl.sql_jobs.statements import (
     Statement,
     TrainStatement,
 )
-from edl.sql_jobs.training_settings import NOT_ON_A_CLUSTER, check_settings
+from edl.sql_jobs.training_settings import LARGE_VECTORS, SMALL_TABLE_ROWS, check_settings, refits_small_table
 from edl.sql_jobs.user_module import UserModule, find_user_module
 
 FOLDER = "edl-sql"
@@ -99,6 +100,7 @@ def cluster_job(statement: Statement, text: str, options: ClusterOptions, mount:
         dict(options.base.get("train") or {}),
         options.modules,
         "" if module is None else module.definition,
+        _chooses_strategy(statement, options),
     )
     document: dict[str, Any] = {
         "apiVersion": API_VERSION,
@@ -130,6 +132,47 @@ def cluster_job(statement: Statement, text: str, options: ClusterOptions, mount:
     return document
 
 
+def plan_notes(statement: JobStatement, options: ClusterOptions) -> list[str]:
+    """What the plan of a job cannot say yet, because it depends on the rows."""
+    if not isinstance(statement, TrainStatement) or choose_estimator(statement)[0] not in ESTIMATORS:
+        return []
+    notes = list[str]()
+    if _chooses_strategy(statement, options):
+        notes.append(
+            f"If the vectors of categories have {LARGE_VECTORS:,} numbers or more, the master takes the strategy "
+            "ParameterServer, and starts parameter servers (ps.count), which are not in this plan."
+        )
+    length = find_length(options.base.get("train") or {}, options.settings)
+    if refits_small_table(statement) and (REFIT_SETTING in statement.attributes or not length):
+        what = "trains the model again on all rows"
+        if statement.estimator is None:
+            what = "compares the model with a linear one, and trains the better one again on all rows"
+        notes.append(f"If there are fewer than {SMALL_TABLE_ROWS:,} rows, the master then {what}, in its own pod.")
+    return notes
+
+
+def find_length(train: Mapping[str, Any], settings: Sequence[str]) -> str:
+    """What the user said, in the job file or by ``--set``, of how long the model trains; empty: nothing.
+
+    Args:
+        train: section of the job file.
+        settings: of ``--set``.
+    """
+    for name in ("epochs", "max_steps"):
+        if name in train or any(each.startswith(f"train.{name}=") for each in settings):
+            return f"train.{name} is set"
+    return ""
+
+
+def _chooses_strategy(statement: JobStatement, options: ClusterOptions) -> bool:
+    """Whether the number of ids decides the strategy of a training: nobody named one."""
+    if not isinstance(statement, TrainStatement) or "strategy" in options.base:
+        return False
+    return "strategy.name" not in statement.attributes and not any(
+        each.startswith(("strategy.", "strategy=")) for each in options.settings
+    )
+
+
 def require_job(statement: Statement) -> JobStatement:
     """The statement, if a cluster can run it; what would fail there for its own reasons is refused now.
 
@@ -137,7 +180,7 @@ def require_job(statement: Statement) -> JobStatement:
         BadInputError: it cannot.
     """
     if isinstance(statement, TrainStatement):
-        check_settings(statement, NOT_ON_A_CLUSTER)
+        check_settings(statement)
         return statement
     if isinstance(statement, PredictStatement):
         take_probabilities(statement)

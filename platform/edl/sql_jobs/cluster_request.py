@@ -24,6 +24,7 @@ class ClusterRequest:
         train: fields of ``train`` that the user's job file has, which count more than what the rows suggest.
         modules: the folder on the volume with the module that ``TO TRAIN`` names; empty: it names none.
         definition: of that module's model.
+        chooses_strategy: the number of ids decides it.
     """
 
     statement: str
@@ -35,6 +36,7 @@ class ClusterRequest:
     train: Mapping[str, Any] = field(default_factory=dict)
     modules: str = ""
     definition: str = ""
+    chooses_strategy: bool = False
 
     def to_text(self) -> str:
         """One line, as an argument of a command."""

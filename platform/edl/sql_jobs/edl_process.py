@@ -34,6 +34,7 @@ def run_edl(
     *,
     needs_database: bool = False,
     job: str = "job.yaml",
+    environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Run a command of EDL on a job file of a folder, and follow it; returns its last line, the summary.
 
@@ -44,6 +45,7 @@ def run_edl(
         on_event: gets each line as it comes. What it raises ends the job.
         needs_database: the job reads the database, whose address and credentials may be in the environment.
         job: name of the job file.
+        environment: of the process; None: that of this one.
 
     Raises:
         BadInputError: the job cannot run.
@@ -52,7 +54,9 @@ def run_edl(
     command = [sys.executable, "-P", "-m", "edl.cli.app", verb, job, "--json", *arguments]
     # Another job has no use for the credentials of the database.
     environment = {
-        name: value for name, value in os.environ.items() if needs_database or name not in CREDENTIAL_VARIABLES
+        name: value
+        for name, value in (os.environ if environment is None else environment).items()
+        if needs_database or name not in CREDENTIAL_VARIABLES
     }
     last: dict[str, Any] = {}
     reason = ""

@@ -87,8 +87,13 @@ def read_settings(statement: TrainStatement, estimator: str) -> StatementSetting
     module = None if estimator in ESTIMATORS else find_user_module(statement, ESTIMATORS)
     parameters, arguments = dict[str, object](), dict[str, object]()
     share, fields, optimizer = None, dict[str, Attribute](), "Adam"
+    names = dict[str, str]()
     for written, attribute in statement.attributes.items():
         known = edl_name(written)
+        if module is None and names.setdefault(known, written) != written:
+            raise statement_error(
+                f"{names[known]} and {written} are one setting, {known}", attribute.place, "leave out one of them"
+            )
         section, _, rest = known.partition(".")
         if known == _VALIDATION_SHARE:
             share = _take_share(attribute)

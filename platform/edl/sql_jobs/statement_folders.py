@@ -114,7 +114,7 @@ def prepare_train(
         database: its address, which is stored with the model.
         folder: gets the files.
         query_seconds: what ``validation.select`` may take in the database; None: no limit.
-        refit_obstacle: why the model cannot train again on all rows here; empty: it can.
+        refit_obstacle: see ``choose_settings``.
 
     Raises:
         BadInputError: the statement does not fit the rows; names the place in it.
@@ -430,15 +430,18 @@ def refuse_attributes(attributes: Mapping[str, Attribute]) -> None:
         )
 
 
-def take_probabilities(statement: PredictStatement, model: ModelDescription | None = None) -> bool:
+def take_probabilities(
+    statement: PredictStatement, model: ModelDescription | None = None, *, ignores_case: bool = False
+) -> bool:
     """Whether a prediction has the probability of each class, too.
 
     Args:
         statement: with ``predict.probabilities``, or without.
         model: if it is known already.
+        ignores_case: see ``with_predictions``.
 
     Raises:
-        BadInputError: there is another setting, or the model predicts no classes.
+        BadInputError: there is another setting, the model predicts no classes, or two of them would have one column.
     """
     wanted = False
     for name, attribute in statement.attributes.items():
@@ -449,6 +452,15 @@ def take_probabilities(statement: PredictStatement, model: ModelDescription | No
             raise statement_error(f"{_PROBABILITIES} is true or false", attribute.place)
         if attribute.value and model is not None and not model.classes:
             raise statement_error(f"{model.name}@{model.version} predicts a number, no classes", attribute.place)
+        classes = model.classes if attribute.value and ignores_case and model is not None else ()
+        alike = [each for each in classes if [other.lower() for other in classes].count(each.lower()) > 1]
+        if alike:
+            raise statement_error(
+                f"the classes {list_names([repr(each) for each in alike])} differ only in capital letters, and so "
+                "would columns, which this database takes for one",
+                attribute.place,
+                f"leave out {_PROBABILITIES}",
+            )
         wanted = attribute.value
     return wanted
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,17 +27,6 @@ from edl.sql_jobs.edl_process import run_edl
 from edl.sql_jobs.exported_snapshot import export_snapshot
 from edl.sql_jobs.job_document import check_job_fields
 from edl.sql_jobs.job_settings import find_validation_query
-from edl.sql_jobs.later_trainings import (
-    LINEAR_JOB_FILE,
-    LINEAR_RATE,
-    REFIT_JOB_FILE,
-    count_epochs,
-    describe_choice,
-    find_gain,
-    find_least_gain,
-    linear_document,
-    refit_document,
-)
 from edl.sql_jobs.model_module import VOCABULARY_FILE
 from edl.sql_jobs.model_registry import MODEL_FILE, ModelDescription, ModelRegistry
 from edl.sql_jobs.parquet_parts import NoRowsError
@@ -62,7 +52,6 @@ from edl.sql_jobs.statement_folders import (
     take_metrics,
     take_probabilities,
     with_predictions,
-    write_job,
     write_result,
 )
 from edl.sql_jobs.statement_parser import statement_error
@@ -81,6 +70,13 @@ from edl.sql_jobs.statements import (
     TrainStatement,
 )
 from edl.sql_jobs.stream_key import find_stream_key
+from edl.sql_jobs.training_sequence import (
+    FurtherTrainings,
+    MeasuredTraining,
+    train_again,
+    with_kept,
+    with_measured,
+)
 from edl.sql_jobs.training_settings import TrainingSettings, check_settings
 from edl.sql_jobs.undefined_metrics import Metrics
 from edl.storage.durable_files import FileLock, LockHeldError
@@ -327,34 +323,12 @@ class StatementRunner:
 
     def _run_trainings(self, folder: Path, found: _FoundRows, prepared: PreparedTraining) -> ModelDescription:
         """Train what is in a folder, of a small table several times; returns the model with what was measured."""
-        settings, document, rows = prepared.settings, prepared.document, prepared.counts
-        if not settings.refits:
-            kept = self._run_training(folder, found, prepared)
-            return _with_measured(prepared.model, kept, prepared)
-        kept = self._run_training(folder, found, prepared, exports=False)
-        most = int(document["train"]["epochs"])
-        epochs = count_epochs(kept.history, kept.records_done, rows.training, most)
-        rate, choice = float(str(settings.optimizer.arguments["learning_rate"])), ""
-        estimator = prepared.model.estimator
-        if settings.compares:
-            linear = linear_document(document, rows.training)
-            own_epochs = int(linear["train"]["epochs"])
-            write_job(folder, LINEAR_JOB_FILE, linear, LINEAR_RATE, own_epochs)
-            self.observer.training("training a linear model")
-            other = self._run_training(folder, found, prepared, LINEAR_JOB_FILE, exports=False)
-            (folder / LINEAR_JOB_FILE).unlink()
-            gain = find_gain(prepared.plan.label.kind, rows.validation, other.metrics, kept.metrics)
-            least = find_least_gain(len(kept.history))
-            choice = describe_choice(gain, least)
-            if not gain > least:
-                kept, document, rate, epochs = other, {**linear, "name": document["name"]}, LINEAR_RATE, own_epochs
-                estimator = "linear"
-                write_job(folder, "job.yaml", document, rate, epochs)
-        write_job(folder, REFIT_JOB_FILE, refit_document(document, epochs, rows), rate, epochs)
-        self.observer.training("training on all rows")
-        self._run_training(folder, found, prepared, REFIT_JOB_FILE, has_validation=False)
-        model = _with_measured(prepared.model, kept, prepared)
-        return replace(model, estimator=estimator, choice=choice, refit_epochs=epochs)
+        run = partial(self._run_training, folder, found, prepared)
+        if not prepared.settings.refits:
+            return with_measured(prepared.model, run(), prepared.mark_undefined)
+        first, further = run(exports=False), FurtherTrainings.from_prepared(prepared)
+        kept = train_again(folder, first, further, run, self.observer.training)
+        return with_kept(prepared.model, kept, prepared.mark_undefined)
 
     def _run_training(
         self,
@@ -365,7 +339,7 @@ class StatementRunner:
         *,
         exports: bool = True,
         has_validation: bool = True,
-    ) -> _Training:
+    ) -> MeasuredTraining:
         """Run a job of a folder.
 
         Args:
@@ -397,7 +371,7 @@ class StatementRunner:
             # Whatever was read after the snapshot was lost would be of another state.
             found.check()
         metrics = dict(summary.get("metrics") or (history[-1][1] if history else {}))
-        return _Training(history, metrics, int(summary.get("records_done", 0)))
+        return MeasuredTraining(history, metrics, int(summary.get("records_done", 0)))
 
     # -- models that exist -----------------------------------------------------------------------
 
@@ -430,7 +404,8 @@ class StatementRunner:
     def _predict(self, statement: PredictStatement) -> PredictResult:
         take_probabilities(statement)
         model = self.registry.find(statement.model)
-        probabilities = take_probabilities(statement, model)
+        ignores_case = dialect_of(self.database) != "postgres"
+        probabilities = take_probabilities(statement, model, ignores_case=ignores_case)
         self._check_target(statement.into)
         with _work_folder(statement) as folder:
             rows = self._extract(statement.select, folder)
@@ -443,7 +418,7 @@ class StatementRunner:
                 model,
                 statement.column,
                 probabilities=probabilities,
-                ignores_case=dialect_of(self.database) != "postgres",
+                ignores_case=ignores_case,
             )
             self._write(statement.into, map(self._pass_on, batches))
         return PredictResult(model, statement.into, statement.column, rows.rows)
@@ -545,27 +520,6 @@ class _FoundRows:
     rows: ExtractedRows | StreamedRows
     stream: str = ""
     check: Callable[[], object] = lambda: None
-
-
-@dataclass(frozen=True, slots=True)
-class _Training:
-    """What a training said.
-
-    Attributes:
-        history: step and metrics of each evaluation.
-        metrics: at the end.
-        records_done: over all epochs.
-    """
-
-    history: list[tuple[int, dict[str, float]]]
-    metrics: dict[str, float]
-    records_done: int
-
-
-def _with_measured(model: ModelDescription, kept: _Training, prepared: PreparedTraining) -> ModelDescription:
-    """A model with what was measured in a training; what is undefined on the validation rows is None."""
-    history = [(step, prepared.mark_undefined(metrics)) for step, metrics in kept.history]
-    return replace(model, metrics=prepared.mark_undefined(kept.metrics), history=history)
 
 
 @contextmanager

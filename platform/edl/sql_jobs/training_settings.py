@@ -20,16 +20,16 @@ from edl.sql_jobs.model_module import Optimizer
 from edl.sql_jobs.statement_parser import statement_error
 from edl.sql_jobs.statements import Attribute, TrainStatement
 
-_SMALL_TABLE_ROWS = 10_000
+SMALL_TABLE_ROWS = 10_000
 """From so many rows on, the weights that are expected are lost in what the rows say, and so are the validation rows."""
 _MOST_COMPARED_VALUES = 1_000_000
 """Rows times columns up to which a linear model trains beside a network: each of its steps has all of them."""
-_LARGE_VECTORS = 1 << 24
+LARGE_VECTORS = 1 << 24
 """Numbers in vectors of categories from which one process is slow: its optimizer looks at all of them in each step, and
 a parameter server at those of the minibatch."""
 _STRATEGY = "strategy.name"
-NOT_ON_A_CLUSTER = "on a cluster a statement is one job"
-"""Why a submitted model does not train again on all rows."""
+TOO_MANY_TO_REFIT = f"on a cluster the master does that, and there are {SMALL_TABLE_ROWS:,} rows or more"
+"""Why the submitted model of a large table does not train again on all rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def choose_settings(
         estimator: see ``choose_estimator``.
         reason: see ``choose_estimator``.
         plan: of the columns.
-        refit_obstacle: why the model cannot train again on all rows here; empty: it can.
+        refit_obstacle: why the model of a large table cannot train again on all rows here; empty: it can.
 
     Raises:
         BadInputError: ``WITH`` has a name or a value that is wrong; names its place.
@@ -87,7 +87,7 @@ def choose_settings(
     parameters: dict[str, object] = {}
     if MODEL_ARGUMENTS.get(estimator):
         parameters = {"hidden": [32, 16] if rows < 2000 else [64, 32] if rows < 100_000 else [128, 64], "dropout": 0.1}
-    if estimator == "dnn" and rows < _SMALL_TABLE_ROWS:
+    if estimator == "dnn" and rows < SMALL_TABLE_ROWS:
         parameters["l2"] = float(f"{0.5 / max(1, rows):.2g}")
     # A linear model needs no care not to learn the rows by heart, and fewer steps. A network of few rows has l2.
     quick = rows < (1000 if estimator == "dnn" else 10_000)
@@ -105,26 +105,34 @@ def choose_settings(
         given.fields,
         refits=no_refit is None,
         compares=no_refit is None and statement.estimator is None and rows * len(plan.used) <= _MOST_COMPARED_VALUES,
-        refit_reason=(no_refit or "") if rows < _SMALL_TABLE_ROWS else "",
+        refit_reason=(no_refit or "") if rows < SMALL_TABLE_ROWS else "",
         without_effect={name: why for name, why in WITHOUT_EFFECT.items() if name in statement.attributes},
-        strategy="ParameterServer" if vectors >= _LARGE_VECTORS and _STRATEGY not in given.fields else "Local",
+        strategy="ParameterServer" if vectors >= LARGE_VECTORS and _STRATEGY not in given.fields else "Local",
         vector_numbers=vectors,
     )
 
 
-def check_settings(statement: TrainStatement, refit_obstacle: str = "") -> None:
+def check_settings(statement: TrainStatement) -> None:
     """Refuse what is wrong in ``WITH`` whatever the rows are, before these are read.
 
     Args:
         statement: what is wanted.
-        refit_obstacle: see ``choose_settings``.
 
     Raises:
         BadInputError: see above; names the place.
     """
     read_settings(statement, choose_estimator(statement)[0])
     find_validation_query(statement)
-    _find_refit_obstacle(statement, 0, refit_obstacle)
+    _find_refit_obstacle(statement, 0, "")
+
+
+def refits_small_table(statement: TrainStatement) -> bool:
+    """Whether a model of few rows trains again on all rows.
+
+    Raises:
+        BadInputError: see ``check_settings``.
+    """
+    return _find_refit_obstacle(statement, 0, "") is None
 
 
 def _find_refit_obstacle(statement: TrainStatement, rows: int, here: str) -> str | None:
@@ -137,7 +145,9 @@ def _find_refit_obstacle(statement: TrainStatement, rows: int, here: str) -> str
     wanted = given.get(REFIT_SETTING)
     if wanted is not None and not isinstance(wanted.value, bool):
         raise statement_error(f"{REFIT_SETTING} is true or false", wanted.place)
-    obstacle = here or (f"{VALIDATION_SELECT} names rows of their own" if VALIDATION_SELECT in given else "")
+    obstacle = (here if rows >= SMALL_TABLE_ROWS else "") or (
+        f"{VALIDATION_SELECT} names rows of their own" if VALIDATION_SELECT in given else ""
+    )
     if choose_estimator(statement)[0] not in ESTIMATORS:
         obstacle = obstacle or "a module of yours has callbacks of its own"
     if wanted is not None:
@@ -147,7 +157,7 @@ def _find_refit_obstacle(statement: TrainStatement, rows: int, here: str) -> str
         return None if wanted.value else f"{REFIT_SETTING} is false"
     if obstacle:
         return obstacle
-    if rows >= _SMALL_TABLE_ROWS:
+    if rows >= SMALL_TABLE_ROWS:
         return "there are many rows"
     named = next((name for name in given if edl_name(name) in ("train.epochs", "train.max_steps")), None)
     return None if named is None else f"{named} is set"

@@ -111,6 +111,29 @@ def test_a_file_in_a_volume_is_used_as_it_is(cli: CliHarness) -> None:
     assert "would be copied" not in cli.out
 
 
+@pytest.mark.parametrize(
+    ("statement", "options", "servers", "again"),
+    [
+        (TRAIN, (), True, "compares the model with a linear one"),
+        (TRAIN.replace("LABEL", "TO TRAIN dnn LABEL"), (), True, "then trains the model again on all rows"),
+        (TRAIN.replace("LABEL", "TO TRAIN dnn WITH strategy.name='AllReduce' LABEL"), (), False, "trains the model"),
+        (TRAIN, ("--set", "strategy.name=AllReduce", "--set", "train.epochs=3"), False, ""),
+        (TRAIN.replace("LABEL", "TO TRAIN dnn WITH validation.refit=false LABEL"), (), True, ""),
+        (TRAIN.replace("LABEL", "TO TRAIN 'own.py' LABEL"), (), False, ""),
+        (PREDICT, (), False, ""),
+    ],
+)
+def test_the_plan_says_what_depends_on_the_rows(
+    cli: CliHarness, statement: str, options: tuple[str, ...], again: str, *, servers: bool
+) -> None:
+    shop = ("--database", "sqlite:////data/shop.db")
+    assert submit(cli, statement, *shop, *options, "--dry-run") == 0
+    notes = [line for line in cli.out.splitlines() if line.startswith("# If ")]
+    assert any("16,777,216" in line and "ParameterServer" in line for line in notes) == servers
+    assert [line for line in notes if "10,000 rows" in line and again in line] == (notes[-1:] if again else [])
+    assert len(notes) == servers + bool(again)
+
+
 def test_with_and_set_override_the_job_file(cli: CliHarness) -> None:
     statement = TRAIN.replace("LABEL", "TO TRAIN dnn WITH workers.max=4, optimizer.name='SGD' LABEL")
     options = ("--database", "sqlite:////data/shop.db", "--yes", "--detach")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from ruamel.yaml import YAML
 from sql_jobs.conftest import DatabaseUnderTest
 from support.databases import PASSWORD
 
-from edl.api.errors import BadInputError
+from edl.api.errors import BadInputError, EdlError, JobFailedError
 from edl.jobfile.loader import dump_job_spec, load_job_file
+from edl.jobfile.strategy_choice import count_parameter_servers
 from edl.sql_jobs import cluster_commands
 from edl.sql_jobs.cluster_commands import FOLDER, finish, prepare
 from edl.sql_jobs.cluster_job import ClusterOptions, cluster_job
@@ -25,6 +27,7 @@ from edl.sql_jobs.model_registry import ModelRegistry
 from edl.sql_jobs.statement_parser import parse_with_texts
 from edl.storage.run_directory import RunDirectory, write_run_spec
 
+SMALL = "SELECT * FROM people LABEL rich INTO m"
 TRAIN = "SELECT * FROM people TO TRAIN linear WITH train.epochs=3 LABEL rich INTO m"
 PREDICT = "SELECT * FROM people TO PREDICT guessed.guess USING m"
 METRICS = {"loss": 0.25, "accuracy": 0.9}
@@ -113,6 +116,160 @@ def test_a_setting_of_the_command_line_counts_most(volume: Volume) -> None:
     request, run = volume.submit(TRAIN, settings=("train.epochs=7",))
     prepare(request, run)
     assert load_job_file(run.spec).train.epochs == 7
+
+
+class FakeRuns:
+    """Stands for ``run_edl`` in the master's pod."""
+
+    def __init__(self, linear_loss: float) -> None:
+        self.linear_loss = linear_loss
+        self.documents = dict[str, Any]()
+        self.error: EdlError | None = None
+
+    def run(
+        self,
+        verb: str,
+        folder: Path,
+        arguments: Sequence[str],
+        on_event: Any,
+        *,
+        job: str,
+        environment: Mapping[str, str],
+    ) -> Mapping[str, Any]:
+        assert verb == "run"
+        # A variable of the master would make the job one of its pods.
+        assert not [name for name in environment if name.startswith("EDL_")]
+        if self.error is not None:
+            raise self.error
+        self.documents[job] = document = YAML(typ="safe").load(folder / job)
+        for part in document["data"]["training"] if job == "refit.yaml" else [document["data"]["training"]]:
+            assert pq.read_table(folder / part).num_rows
+        if "export=null" not in arguments:
+            (folder / "export").mkdir()
+            (folder / "export" / "model.keras").write_text("weights of all rows", encoding="utf-8")
+        return {"metrics": {"loss": self.linear_loss, "log_loss": self.linear_loss}}
+
+
+def train_small(volume: Volume, name: str = "small", text: str = SMALL, **options: Any) -> RunDirectory:
+    """A run that trained a small table, before it is finished."""
+    request, run = volume.submit(text, name, **options)
+    prepare(request, run)
+    run.export.mkdir()
+    (run.export / "model.keras").write_text("measured weights", encoding="utf-8")
+    events = [
+        {"event": "evaluation_ended", "time": 1.0, "step": step, "metrics": {"loss": loss}}
+        for step, loss in ((4, 0.5), (8, 0.25), (12, 0.75))
+    ]
+    run.events.write_text("".join(json.dumps(each) + "\n" for each in events), encoding="utf-8")
+    return run
+
+
+SUMMARY = {"metrics": {"loss": 0.25, "log_loss": 0.25}, "records_done": 240 * 9}
+
+
+@pytest.mark.parametrize(("linear_loss", "estimator"), [(0.75, "dnn"), (0.25, "linear")])
+def test_the_master_trains_a_small_table_again_as_one_machine_does(
+    volume: Volume, monkeypatch: pytest.MonkeyPatch, linear_loss: float, estimator: str
+) -> None:
+    fake = FakeRuns(linear_loss)
+    monkeypatch.setattr(cluster_commands, "run_edl", fake.run)
+    monkeypatch.setenv("EDL_JOB_UID", "uid")
+    run = train_small(volume)
+    finish(run, SUMMARY)
+    (model,) = volume.models.list_models()
+    assert list(fake.documents) == ["linear.yaml", "refit.yaml"]
+    assert (model.estimator, model.choice.partition(" with")[0].split(" ")[1]) == (
+        estimator, "network" if estimator == "dnn" else "linear",
+    )  # fmt: skip
+    assert (model.folder / "model.keras").read_text(encoding="utf-8") == "weights of all rows"
+    refit = fake.documents["refit.yaml"]
+    assert refit["strategy"] == {"name": "Local"}
+    # The second of three evaluations was the best, of 9 epochs: 6. A step had a minibatch of each of two workers.
+    epochs, minibatch = (6, 64) if estimator == "dnn" else (300, 300)
+    assert (refit["train"]["epochs"], refit["train"]["minibatch_size"], model.refit_epochs) == (
+        epochs,
+        minibatch,
+        epochs,
+    )
+    assert not (run.path / FOLDER / "data").exists()
+
+
+def test_a_model_that_cannot_be_trained_again_is_the_one_that_was_measured(
+    volume: Volume, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = FakeRuns(0.75)
+    fake.error = JobFailedError("edl run failed: no memory")
+    monkeypatch.setattr(cluster_commands, "run_edl", fake.run)
+    finish(train_small(volume), SUMMARY)
+    (model,) = volume.models.list_models()
+    assert (model.folder / "model.keras").read_text(encoding="utf-8") == "measured weights"
+    assert (model.refit_epochs, model.choice, model.estimator) == (0, "", "dnn")
+    assert "because training again failed: edl run failed: no memory" in capsys.readouterr().err
+
+
+def test_masters_that_are_lost_while_they_train_again_do_not_begin_for_ever(
+    volume: Volume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def be_killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cluster_commands, "run_edl", be_killed)
+    run = train_small(volume)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            finish(run, SUMMARY)
+        assert volume.models.list_models() == []
+    finish(run, SUMMARY)
+    assert [each.refit_epochs for each in volume.models.list_models()] == [0]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "again"),
+    [
+        (SMALL.replace("LABEL", "TO TRAIN dnn LABEL"), {}, ["refit.yaml"]),
+        (SMALL.replace("LABEL", "TO TRAIN dnn WITH train.epochs=3 LABEL"), {}, []),
+        (SMALL.replace("LABEL", "TO TRAIN dnn WITH validation.refit=false LABEL"), {}, []),
+        (SMALL, {"base": {"train": {"epochs": 3}}}, []),
+        (SMALL, {"settings": ("train.max_steps=3",)}, []),
+        (
+            SMALL.replace("LABEL", "TO TRAIN dnn WITH validation.refit=true LABEL"),
+            {"base": {"train": {"epochs": 3}}},
+            ["refit.yaml"],
+        ),
+    ],
+)
+def test_who_says_how_long_a_model_trains_gets_no_second_training(
+    volume: Volume, monkeypatch: pytest.MonkeyPatch, text: str, options: dict[str, Any], again: list[str]
+) -> None:
+    fake = FakeRuns(0.75)
+    monkeypatch.setattr(cluster_commands, "run_edl", fake.run)
+    finish(train_small(volume, text=text, **options), SUMMARY)
+    assert list(fake.documents) == again
+    assert len(volume.models.list_models()) == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "options", "strategy"),
+    [
+        ("", {}, "ParameterServer"),
+        ("WITH strategy.name='AllReduce'", {}, "AllReduce"),
+        ("", {"base": {"strategy": {"name": "AllReduce"}}}, "AllReduce"),
+        ("", {"settings": ("strategy.name=AllReduce",)}, "AllReduce"),
+    ],
+)
+def test_vectors_of_many_ids_lie_on_parameter_servers_unless_a_strategy_is_named(
+    volume: Volume, setting: str, options: dict[str, Any], strategy: str
+) -> None:
+    column = "COLUMN EMBEDDING(CATEGORY_HASH(town, 2000000), 16)"
+    text = f"SELECT * FROM people TO TRAIN dnn {setting} {column} LABEL rich INTO m"
+    request, run = volume.submit(text, **options)
+    assert load_job_file(run.spec).strategy.name == "AllReduce"
+    prepare(request, run)
+    spec = load_job_file(run.spec)
+    assert spec.strategy.name == strategy
+    # Without AllReduce a step has one minibatch, and 240 rows are 8 of these.
+    assert spec.train.evaluation_steps == (8 if strategy == "ParameterServer" else 4)
+    assert count_parameter_servers(spec) == (strategy == "ParameterServer")
 
 
 def test_a_master_that_is_lost_while_it_prepares_is_followed_by_one_that_begins_again(volume: Volume) -> None:

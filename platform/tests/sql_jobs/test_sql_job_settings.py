@@ -20,7 +20,7 @@ from edl.sql_jobs.job_document import dump_job, job_document, job_fields, job_na
 from edl.sql_jobs.job_settings import _VALUES, OPTIMIZERS
 from edl.sql_jobs.prepared_rows import PreparedRows
 from edl.sql_jobs.statements import TrainStatement
-from edl.sql_jobs.training_settings import NOT_ON_A_CLUSTER, TrainingSettings, check_settings, choose_settings
+from edl.sql_jobs.training_settings import TOO_MANY_TO_REFIT, TrainingSettings, check_settings, choose_settings
 
 
 def choose(clauses: str, rows: int = 1000) -> tuple[TrainingSettings, dict[str, Any]]:
@@ -230,16 +230,27 @@ def test_a_wrong_wish_to_train_again_is_refused_at_its_place(setting: str, said:
     assert re.search(said, f"{error.value} {error.value.hint}", re.DOTALL)
 
 
-def test_a_cluster_does_not_train_again_and_refuses_the_wish() -> None:
+def test_a_cluster_trains_small_tables_again_and_refuses_the_wish_for_large_ones() -> None:
     (statement,) = parse_statements("SELECT * FROM t TO TRAIN dnn WITH validation.refit=true LABEL y INTO m")
     assert isinstance(statement, TrainStatement)
-    with pytest.raises(BadInputError, match="not possible: on a cluster a statement is one job") as error:
-        check_settings(statement, NOT_ON_A_CLUSTER)
+    check_settings(statement)
+    assert choose_settings(statement, "dnn", "", make_plan(statement, 9999), TOO_MANY_TO_REFIT).refits
+    with pytest.raises(BadInputError, match=f"not possible: {TOO_MANY_TO_REFIT}") as error:
+        choose_settings(statement, "dnn", "", make_plan(statement, 10_000), TOO_MANY_TO_REFIT)
     assert "line 1, column 35" in str(error.value.where)
     plain = replace(statement, attributes={})
-    check_settings(plain, NOT_ON_A_CLUSTER)
-    settings = choose_settings(plain, "dnn", "", make_plan(plain, 100), NOT_ON_A_CLUSTER)
-    assert (settings.refits, settings.refit_reason) == (False, NOT_ON_A_CLUSTER)
+    settings = choose_settings(plain, "dnn", "", make_plan(plain, 10_000), TOO_MANY_TO_REFIT)
+    assert (settings.refits, settings.refit_reason) == (False, "")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("train.batch_size=8", "train.minibatch_size=16"), ("model.hidden_units=[8]", "model.hidden=[16]")],
+)
+def test_a_setting_by_two_names_is_refused(first: str, second: str) -> None:
+    with pytest.raises(BadInputError, match="are one setting") as error:
+        choose(f"TO TRAIN dnn WITH {first}, {second}")
+    assert f"line 1, column {37 + len(first)}" in str(error.value.where)
 
 
 def test_settings_of_sqlflow_without_effect_are_named() -> None:

@@ -212,6 +212,15 @@ def test_a_prediction_may_have_the_probability_of_each_class(jobs: FakeJobs) -> 
         run("SELECT * FROM people TO PREDICT ages.age WITH predict.probabilities=true USING n")
 
 
+def test_probabilities_of_classes_that_the_database_takes_for_one_are_refused_before_the_job(jobs: FakeJobs) -> None:
+    query = "SELECT age, CASE rich WHEN 'yes' THEN 'No' ELSE 'no' END AS rich FROM people"
+    run(f"{query} LABEL rich INTO m")
+    with pytest.raises(BadInputError, match="the classes 'No', 'no' differ only in capital letters"):
+        run("SELECT age FROM people TO PREDICT guessed.rich WITH predict.probabilities=true USING m")
+    assert "predict" not in jobs.verbs
+    assert isinstance(run("SELECT age FROM people TO PREDICT guessed.rich USING m"), PredictResult)
+
+
 def test_a_column_of_the_predictions_name_is_replaced(jobs: FakeJobs) -> None:
     run(f"{TRAIN}; SELECT * FROM people TO PREDICT guessed.rich USING m@1")
     rows = run("SELECT * FROM guessed")
