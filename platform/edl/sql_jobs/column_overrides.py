@@ -18,6 +18,7 @@ from edl.sql_jobs.column_plan import (
     FeaturePlan,
     IdSource,
     find_column,
+    is_too_large,
     plan_by_kind,
     plan_category,
     plan_text,
@@ -91,7 +92,10 @@ def _require_parts(stated: Sequence[FeaturePlan], columns: Mapping[str, Sequence
 
 def _plan_expression(expression: ColumnExpression, facts: Mapping[str, ColumnFacts], plan: ColumnPlan) -> FeaturePlan:
     if isinstance(expression, ColumnName):
-        return replace(plan_by_kind(_take_column(expression, facts, plan)), reason="COLUMN names it")
+        planned = plan_by_kind(_take_column(expression, facts, plan))
+        if planned.use is ColumnUse.NUMBER:
+            _check_size(planned.facts, expression)
+        return replace(planned, reason="COLUMN names it")
     call = _ColumnFunction(expression, facts, plan)
     made = call.make_feature()
     if made.facts.missing and made.use in (ColumnUse.NUMBER, ColumnUse.ONE_HOT, ColumnUse.EMBEDDING):
@@ -109,6 +113,16 @@ def _take_column(wanted: ColumnName, facts: Mapping[str, ColumnFacts], plan: Col
     return found
 
 
+def _check_size(facts: ColumnFacts, expression: ColumnExpression) -> None:
+    """Refuse numbers that cannot be scaled."""
+    if is_too_large(facts):
+        raise statement_error(
+            f"the column {facts.name} has numbers from {facts.minimum:g} to {facts.maximum:g}, too large for float32",
+            expression.place,
+            "divide it in the query, or take its logarithm",
+        )
+
+
 class _ColumnFunction:
     """A function of ``COLUMN`` with its arguments."""
 
@@ -124,7 +138,9 @@ class _ColumnFunction:
         if function == "NUMERIC":
             if self._call.arguments[1:] not in ((), (1,), ((1,),)):  # the shape, as SQLFlow writes it
                 raise self._error()
-            return FeaturePlan((self._column(0, numeric=True),), ColumnUse.NUMBER, _STATED)
+            column = self._column(0, numeric=True)
+            _check_size(column, self._call)
+            return FeaturePlan((column,), ColumnUse.NUMBER, _STATED)
         if function == "EMBEDDING":
             return self._embed()
         if function == "INDICATOR":

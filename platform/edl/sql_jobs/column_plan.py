@@ -31,6 +31,8 @@ SKEWED = 20.0
 """How many times the 99th percentile is above the median, from which logarithms are taken."""
 _LONGEST_CLASS = 255
 """Bytes of a class; statistics compare no more."""
+MOST_DEVIATION = 1e18
+"""Up to which numbers are scaled: models compute in float32, in which the square of a larger one is infinite."""
 RARE_CLASS = 0.5
 """Classes are weighted if the rarest has less than this part of an equal share."""
 CLASS_WEIGHT = "train.class_weight"
@@ -292,6 +294,13 @@ def plan_label(facts: ColumnFacts, label: ColumnName) -> LabelPlan:
                 "choose a column with fewer values, or group them in the query",
             )
         return _plan_classes(facts, LabelKind.CLASSES, f"it has {facts.distinct} different texts")
+    if facts.deviation > MOST_DEVIATION:
+        raise statement_error(
+            f"the label {facts.name} has numbers from {facts.minimum:g} to {facts.maximum:g}, which are too large "
+            "for float32",
+            label.place,
+            "divide it in the query, or take its logarithm",
+        )
     if facts.kind == "integer" and facts.distinct <= FEW_NUMBERS and facts.minimum in (0, 1):
         return _plan_classes(facts, LabelKind.CLASSES, f"it has {facts.distinct} whole numbers from {facts.minimum:g}")
     return LabelPlan(facts, LabelKind.NUMBER, f"it is a number with {facts.distinct:,} values")
@@ -356,7 +365,18 @@ def plan_feature(facts: ColumnFacts) -> FeaturePlan:
         return _drop(facts, "almost every row has another text")
     if facts.kind == "integer" and _is_called_code(facts) and facts.distinct > 0.95 * facts.count:
         return _drop(facts, "it numbers the rows: almost every row has another value")
+    if is_too_large(facts) and facts.minimum < 0:
+        return _drop(facts, f"{_range(facts)} are too large for float32; divide them in the query")
     return plan_by_kind(facts)
+
+
+def is_too_large(facts: ColumnFacts) -> bool:
+    """Whether numbers cannot be scaled."""
+    return facts.kind in ("number", "integer") and facts.deviation > MOST_DEVIATION
+
+
+def _range(facts: ColumnFacts) -> str:
+    return f"its numbers, from {facts.minimum:g} to {facts.maximum:g},"
 
 
 def plan_by_kind(facts: ColumnFacts) -> FeaturePlan:
@@ -382,6 +402,8 @@ def _plan_present(facts: ColumnFacts) -> FeaturePlan:
         return plan_category(facts, f"it has {facts.distinct:,} different text{'' if facts.distinct == 1 else 's'}")
     if facts.kind == "integer" and _is_called_code(facts) and facts.distinct > 2:
         return plan_category(facts, f"its name is that of a code, and it has {facts.distinct:,} values")
+    if facts.minimum >= 0 and is_too_large(facts):
+        return FeaturePlan((facts,), ColumnUse.LOG_NUMBER, f"{_range(facts)} are too large for float32")
     if facts.minimum >= 0 and facts.high > SKEWED * max(facts.median, 1.0):
         return FeaturePlan(
             (facts,),

@@ -117,6 +117,12 @@ def read_settings(statement: TrainStatement, estimator: str) -> StatementSetting
             parameters[rest] = _check_value(written, rest, attribute)
         elif known == "optimizer.name":
             optimizer = _find_optimizer(attribute)
+        elif known == "optimizer":
+            raise statement_error(
+                "there is no setting optimizer",
+                attribute.place,
+                "write optimizer.name='Adam', or optimizer.learning_rate=0.01",
+            )
         elif section == "optimizer":
             arguments[rest] = attribute.value  # checked when its class is known
         else:
@@ -255,7 +261,8 @@ def find_metrics(attribute: Attribute, kind: LabelKind) -> tuple[str, ...]:
         BadInputError: there is no such metric for this kind; names the place.
     """
     known, found = _METRICS[kind], list[str]()
-    for name in filter(None, str(attribute.value).replace(" ", "").split(",")):
+    given = attribute.value if isinstance(attribute.value, tuple) else (attribute.value,)
+    for name in filter(None, ",".join(map(str, given)).replace(" ", "").split(",")):
         found.append(name.lower().replace("_", ""))
         if found[-1] not in known:
             raise statement_error(

@@ -44,6 +44,16 @@ def plan_one(column: ColumnFacts, label: ColumnFacts = BINARY) -> FeaturePlan:
         (facts("age"), ColumnUse.NUMBER, "number"),
         (facts("pay", minimum=0, median=10, high=1000), ColumnUse.LOG_NUMBER, "skewed: the 99th percentile is 1000"),
         (facts("pay", minimum=-1, median=10, high=1000), ColumnUse.NUMBER, "number"),
+        (
+            facts("mass", minimum=0, maximum=1e30, deviation=1e29),
+            ColumnUse.LOG_NUMBER,
+            "to 1e+30, are too large",
+        ),
+        (
+            facts("charge", minimum=-1e30, maximum=1, deviation=1e29),
+            ColumnUse.DROPPED,
+            "to 1, are too large",
+        ),
         (facts("ok", "boolean", 2), ColumnUse.BOOLEAN, "true or false"),
         (facts("day", "date"), ColumnUse.DATE, "time"),
         (facts("town", "text", 20), ColumnUse.ONE_HOT, "20 different texts"),
@@ -149,6 +159,7 @@ def test_classes_cannot_be_weighted_in_another_way(kind: str, setting: str | boo
         (facts("y", "text", 101), "101 different texts"),
         (facts("y", "text", 2, values=(("a", 500), ("b" * 256, 500))), "more than 255 bytes"),
         (facts("y", "date", type_name="date32[day]"), "date32"),
+        (facts("y", maximum=1e30, deviation=1e29), "from 0 to 1e.30, which are too large for float32"),
         (facts("y", count=0, distinct=0), "no rows"),
         (facts("Yy"), "no column y.*did you mean Yy"),
         (facts("y-"), 'no column y.*did you mean "y-"\\?'),
@@ -185,6 +196,7 @@ TABLE = [
     facts("words", "text", words=9.0, vocabulary=("a", "b")),
     facts("code", "integer", 40, maximum=39),
     facts("change", "integer", 40, minimum=-3, maximum=36),
+    facts("charge", minimum=-1e30, deviation=1e29),
     facts("same", distinct=1),
     BINARY,
 ]
@@ -261,6 +273,8 @@ def test_a_part_without_a_column_is_refused() -> None:
     [
         ("COLUMN ag", "no column ag.*did you mean age"),
         ("COLUMN NUMERIC(town)", "NUMERIC takes a number, and the column town"),
+        ("COLUMN NUMERIC(charge)", r"charge has numbers from -1e\+30 to 0, too large for float32"),
+        ("COLUMN charge", r"charge has numbers from -1e\+30 to 0, too large for float32"),
         ("COLUMN y", "y is the label"),
         ("COLUMN BUCKET(age, [3, 1])", "must ascend"),
         ("COLUMN BUCKET(age)", r"write BUCKET\(column"),

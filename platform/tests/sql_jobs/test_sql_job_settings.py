@@ -14,12 +14,12 @@ from edl.api.errors import BadInputError
 from edl.cli.sql_output import plan_lines
 from edl.jobfile.loader import load_job_file
 from edl.sql_jobs.column_overrides import override_columns
-from edl.sql_jobs.column_plan import ColumnFacts, ColumnPlan, plan_columns
+from edl.sql_jobs.column_plan import ColumnFacts, ColumnPlan, LabelKind, plan_columns
 from edl.sql_jobs.estimators import MODEL_ARGUMENTS, choose_estimator
 from edl.sql_jobs.job_document import dump_job, job_document, job_fields, job_name
-from edl.sql_jobs.job_settings import _VALUES, OPTIMIZERS
+from edl.sql_jobs.job_settings import _VALUES, OPTIMIZERS, find_metrics
 from edl.sql_jobs.prepared_rows import PreparedRows
-from edl.sql_jobs.statements import TrainStatement
+from edl.sql_jobs.statements import Attribute, Place, TrainStatement
 from edl.sql_jobs.training_settings import TOO_MANY_TO_REFIT, TrainingSettings, check_settings, choose_settings
 
 
@@ -241,6 +241,17 @@ def test_a_cluster_trains_small_tables_again_and_refuses_the_wish_for_large_ones
     plain = replace(statement, attributes={})
     settings = choose_settings(plain, "dnn", "", make_plan(plain, 10_000), TOO_MANY_TO_REFIT)
     assert (settings.refits, settings.refit_reason) == (False, "")
+
+
+def test_an_optimizer_without_a_field_is_refused_at_its_place() -> None:
+    with pytest.raises(BadInputError, match="no setting optimizer") as error:
+        choose("TO TRAIN dnn WITH optimizer='Adam'")
+    assert "line 1, column 35" in str(error.value.where)
+    assert "optimizer.name='Adam'" in str(error.value.hint)
+
+
+def test_metrics_may_be_a_list() -> None:
+    assert find_metrics(Attribute(("accuracy", "AUC"), Place(1, 1)), LabelKind.BINARY) == ("accuracy", "auc")
 
 
 @pytest.mark.parametrize(
