@@ -173,6 +173,7 @@ def places(folder: Path) -> Iterator[JobFolder]:
     yield job(folder, "summing", "summing.custom_model", zoo, good, more=one)
     zoo = write_module(folder, "late", LATE)
     yield job(folder, "late", "late.custom_model", zoo, good, more=one)
+    yield job(folder, "nan-stop-together", "good.custom_model", zoo, nan, more=all_reduce)
     yield job(folder, "skips-together", "good.custom_model", zoo, bad, nan, more=all_reduce, **skips)
 
 
@@ -262,12 +263,17 @@ def test_corrupt_records_and_losses_that_are_not_finite_may_be_skipped(run_outpu
     assert any("nan.recordio" in text and "this step is skipped" in text for text in summary["warnings"])
 
 
-def test_a_loss_that_is_not_finite_stops_the_job_and_names_its_records(run_output: BadInputRuns) -> None:
-    job = run_output["nan-stop"]
+@pytest.mark.parametrize(
+    ("name", "rank"), [("nan-stop", []), pytest.param("nan-stop-together", ["of rank"], marks=pytest.mark.repetition)]
+)
+def test_a_loss_that_is_not_finite_stops_the_job_and_names_its_records(
+    run_output: BadInputRuns, name: str, rank: list[str]
+) -> None:
+    job = run_output[name]
     start = NAN_AT // MINIBATCH * MINIBATCH
     assert job.code == 1
     records = f"records {start} to {start + MINIBATCH - 1}"
-    assert not missing_keys(job.errors, "FOLDER/nan.recordio", "loss nan", records, "train.on_nan: skip")
+    assert not missing_keys(job.errors, "FOLDER/nan.recordio", "loss nan", *rank, records, "train.on_nan: skip")
 
 
 def test_an_unknown_module_is_said_before_a_process_starts(tmp_path: Path) -> None:
