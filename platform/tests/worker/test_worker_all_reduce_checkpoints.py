@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from edl.storage.checkpoint_manifest import (
     load_manifest,
 )
 from edl.storage.checkpoint_shards import read_shard, shard_path
+from edl.worker.allreduce import checkpoint_writer
 from edl.worker.allreduce.step_message import StepMessage
 
 
@@ -395,6 +397,34 @@ def test_the_last_worker_that_is_told_to_leave_saves_the_newest_state(folder):
         job.start_rank()
         job.wait_for_end()
         assert job.state.counters.rolled_back == 0
+
+
+def test_the_last_worker_is_killed_while_it_saves_the_newest_state(folder, monkeypatch):
+    """The newest checkpoint on disk counts, and what was trained behind it is trained again."""
+    write = checkpoint_writer.write_shard
+
+    def write_or_die(*arguments: Any) -> Any:
+        pending = job.state.world_checkpoint
+        if pending is not None and pending.is_last:
+            last = next(rank for rank in ranks if rank.uid == pending.writer)
+            # Otherwise another one saves the state.
+            job.wait(lambda: all(rank.ended.is_set() for rank in ranks if rank is not last))
+            job.kill(last)
+            raise StorageError("nobody hears of it")
+        return write(*arguments)
+
+    monkeypatch.setattr(checkpoint_writer, "write_shard", write_or_die)
+    with CheckedJob(folder, records=1600, seconds=0.002, checkpoint_steps=15) as job:
+        ranks = [job.start_rank() for _ in range(3)]
+        job.wait_for_round(3)
+        job.wait_for_checkpoint(15)
+        for rank in ranks:
+            job.tell_to_leave(rank)
+        job.wait(lambda: any(rank.is_killed for rank in ranks))
+        saved, left = job.state.checkpoint, job.state.step
+        job.start_rank()
+        job.wait_for_end()
+        assert job.state.counters.rolled_back > 0, (saved, left)
 
 
 def test_a_worker_that_leaves_passes_its_state_on_to_the_one_that_comes(folder):
