@@ -15,7 +15,8 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from script import main, print_progress
 MEASURES = {"25 MB": (25_000_000, 2, 12), "100 MB": (100_000_000, 1, 5), "4 kB": (4_096, 200, 1500)}
 """Bytes, reductions that are not counted, and those that are."""
 PIECES = (1, 2, 4, 8)
-"""Concurrent parts of a large buffer that gloo may take."""
+"""Concurrent parts of a buffer that gloo may take."""
 SYSTEM_PYTHON = "/usr/bin/python3"
 Times = dict[str, dict[str, float]]
 """Seconds by contestant and measure."""
@@ -38,18 +39,22 @@ class Contestant:
 
     Attributes:
         measure_names: names of ``MEASURES``.
-        piece_options: what goes with each question.
+        wire_options: what goes with each question.
+        pieces: by measure, into how many concurrent parts gloo cuts its buffer.
     """
 
     name: str
     rank_scripts: Sequence[PeerScript]
     measure_names: Sequence[str] = tuple(MEASURES)
-    piece_options: dict[str, Any] | None = None
+    wire_options: dict[str, Any] | None = None
+    pieces: dict[str, int] | None = None
 
     def reduction_seconds(self, measure: str, **options: Any) -> float:
         """Median time of a reduction, of the slowest rank."""
         nbytes, warm, count = MEASURES[measure]
-        question = {"bytes": nbytes, "warm": warm, "count": count, **(self.piece_options or {}), **options}
+        question = {"bytes": nbytes, "warm": warm, "count": count, **(self.wire_options or {}), **options}
+        if self.pieces is not None:
+            question.setdefault("pieces", self.pieces[measure])
         return max(float(answer["seconds"]) for answer in ask_all(self.rank_scripts, **question))
 
 
@@ -62,7 +67,7 @@ def make_edl(stack: ExitStack, folder: str, size: int, *, local: bool, native: b
     ]
     ask_all(ranks, members=[rank.ready_message["address"] for rank in ranks])
     where = "local" if local else "TCP"
-    return Contestant(f"{'edl' if native else 'NumPy'} {where} {size}", ranks, piece_options=None)
+    return Contestant(f"{'edl' if native else 'NumPy'} {where} {size}", ranks)
 
 
 def make_gloo(stack: ExitStack, folder: str, size: int) -> Contestant:
@@ -76,7 +81,7 @@ def make_gloo(stack: ExitStack, folder: str, size: int) -> Contestant:
         stack.callback(peer.__exit__, None, None, None)
     for peer in peers:
         peer.ready_message = peer.receive_answer()
-    return Contestant(f"gloo TCP {size}", peers, piece_options={"pieces": 1})
+    return Contestant(f"gloo TCP {size}", peers, pieces=dict.fromkeys(MEASURES, 1))
 
 
 def make_bare(stack: ExitStack) -> Contestant:
@@ -86,10 +91,16 @@ def make_bare(stack: ExitStack) -> Contestant:
 
 
 def tune_pieces(contestant: Contestant) -> Contestant:
-    """The same with the number of pieces with which it reduces 25 MB fastest."""
-    best = min(PIECES, key=lambda pieces: contestant.reduction_seconds("25 MB", pieces=pieces))
-    print_progress(f"{contestant.name} is fastest with {best} concurrent pieces")
-    return Contestant(contestant.name, contestant.rank_scripts, piece_options={"pieces": best})
+    """The same with the number of pieces with which it reduces each buffer fastest: a small one is slower in pieces."""
+
+    def tried_seconds(measure: str, pieces: int) -> float:
+        _, warm, count = MEASURES[measure]
+        return contestant.reduction_seconds(measure, pieces=pieces, warm=min(warm, 50), count=min(count, 300))
+
+    pieces = {measure: min(PIECES, key=partial(tried_seconds, measure)) for measure in MEASURES}
+    found = ", ".join(f"{measure} {count}" for measure, count in pieces.items())
+    print_progress(f"{contestant.name} is fastest with so many concurrent pieces: {found}")
+    return replace(contestant, pieces=pieces)
 
 
 def missing_gloo() -> str:
@@ -128,7 +139,7 @@ def measure_contestants(arguments: argparse.Namespace) -> ScriptResult:
         ]
         # The same processes reduce the same buffers with half of the bytes.
         contestants += [
-            Contestant(f"{each.name} as bfloat16", each.rank_scripts, piece_options={"wire_type": "bfloat16"})
+            Contestant(f"{each.name} as bfloat16", each.rank_scripts, wire_options={"wire_type": "bfloat16"})
             for each in contestants[:2]
         ]
         if not skipped:

@@ -2,8 +2,8 @@
 
     python3 bench/allreduce_gloo.py RANK SIZE FILE
 
-It is given what helps it: the loopback interface by name, one thread for its arithmetic, and for large buffers the
-number of concurrent pieces that is fastest here.
+It is given what helps it: the loopback interface by name, one thread for its arithmetic, and for each buffer the number
+of concurrent pieces that is fastest here.
 """
 
 from __future__ import annotations
