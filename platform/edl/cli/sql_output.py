@@ -183,9 +183,7 @@ def _later_lines(settings: TrainingSettings, rows: PreparedRows) -> list[str]:
 def _measured_lines(model: ModelDescription) -> list[str]:
     """What was chosen, and of which rows and which training the metrics are."""
     # Models of earlier versions do not say how many rows it were.
-    rows = (
-        f" on {model.validation_rows:,} row{'' if model.validation_rows == 1 else 's'}" if model.validation_rows else ""
-    )
+    rows = f" on {_count_rows(model.validation_rows)}" if model.validation_rows else ""
     lines = list[str]()
     if model.refit_epochs:
         again = f"before the model was trained again on all rows, for {model.refit_epochs:,} epochs"
@@ -214,11 +212,14 @@ def result_lines(result: Result) -> list[str]:
             lines.append(f"It trains again with: cd {result.folder} && edl run job.yaml{again}")
         return lines
     if isinstance(result, MetricsResult):
-        lines = [f"{result.model.name}@{result.model.version} on {result.rows:,} rows", *metric_lines(result.metrics)]
+        lines = [
+            f"{result.model.name}@{result.model.version} on {_count_rows(result.rows)}",
+            *metric_lines(result.metrics),
+        ]
         return [*lines, *([f"written to {result.table}"] if result.table else [])]
     if isinstance(result, PredictResult):
         name = f"{result.model.name}@{result.model.version}"
-        return [f"{result.rows:,} rows with predictions of {name} in {result.table}, column {result.column}"]
+        return [f"{_count_rows(result.rows)} with predictions of {name} in {result.table}, column {result.column}"]
     if isinstance(result, ExplainResult):
         return explain_lines(result)
     if isinstance(result, ModelsResult):
@@ -228,6 +229,10 @@ def result_lines(result: Result) -> list[str]:
     if isinstance(result, DropResult):
         return [f"dropped {result.name}, version {', '.join(map(str, result.versions))}"]
     return rows_lines(result)
+
+
+def _count_rows(rows: int) -> str:
+    return f"{rows:,} row{'' if rows == 1 else 's'}"
 
 
 def metric_lines(metrics: Metrics) -> list[str]:

@@ -191,6 +191,12 @@ class _ColumnFunction:
         source = IdSource.HASH if function == "CATEGORY_HASH" else IdSource.IDENTITY
         column = self._column(0, numeric=source is IdSource.IDENTITY)
         bins = self._whole_number(1, least=2)
+        if source is IdSource.IDENTITY and _has_fractions(column):
+            raise statement_error(
+                f"CATEGORY_ID takes whole numbers, and the column {column.name} has others",
+                self._call.place,
+                f"write BUCKET({column.name}, […]), or CAST it to an integer in the query",
+            )
         if source is IdSource.IDENTITY and not 0 <= column.minimum <= column.maximum < bins:
             wanted = f"CATEGORY_ID({column.name}, {column.maximum + 1:.0f})"
             raise statement_error(
@@ -287,6 +293,15 @@ def _look_up(column: ColumnFacts) -> FeaturePlan:
 def _text_of(argument: ColumnExpression | AttributeValue) -> object:
     """A text, which may stand without quotes."""
     return argument.name if isinstance(argument, ColumnName) else argument
+
+
+def _has_fractions(facts: ColumnFacts) -> bool:
+    """Whether not all numbers are whole, as far as statistics tell: of few ones, or of more than could be whole."""
+    if facts.kind != "number":
+        return False
+    values = [float(value) for value, _ in facts.values]
+    # The number of different values is an estimate.
+    return not all(map(float.is_integer, values)) or facts.distinct > 1.1 * (facts.maximum - facts.minimum + 1)
 
 
 def _is_number(value: object) -> bool:

@@ -289,7 +289,7 @@ def check_label_settings(statement: TrainStatement, plan: ColumnPlan) -> None:
 def _check_classes(attribute: Attribute, plan: ColumnPlan) -> None:
     if attribute.value != len(plan.label.classes):
         raise statement_error(
-            f"model.n_classes is {attribute.value}, and the label has {len(plan.label.classes)} classes",
+            f"model.n_classes is {attribute.value!r}, and the label has {len(plan.label.classes)} classes",
             attribute.place,
             "leave it out: EDL counts them",
         )

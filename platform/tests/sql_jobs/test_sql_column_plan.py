@@ -197,6 +197,9 @@ TABLE = [
     facts("code", "integer", 40, maximum=39),
     facts("change", "integer", 40, minimum=-3, maximum=36),
     facts("charge", minimum=-1e30, deviation=1e29),
+    facts("pay", distinct=3000, maximum=10.0),
+    facts("half", distinct=2, maximum=10.0, values=(("0.5", 500), ("10", 500))),
+    facts("whole", distinct=2, maximum=10.0, values=(("0", 500), ("10", 500))),
     facts("same", distinct=1),
     BINARY,
 ]
@@ -243,6 +246,11 @@ def test_column_says_what_a_column_becomes(
     assert find(plan, "age").use is ColumnUse.NUMBER
 
 
+def test_ids_may_be_whole_numbers_of_another_type() -> None:
+    """Such as DECIMAL, or a column of integers with NULLs."""
+    assert find(override("COLUMN CATEGORY_ID(whole, 11)"), "whole").bins == 11
+
+
 def test_buckets_and_vocabularies_are_as_written() -> None:
     assert find(override("COLUMN BUCKET(age, [18, 30.5])"), "age").boundaries == ((18.0, 30.5),)
     assert find(override("COLUMN BUCKET(NUMERIC(age, 1), [18])"), "age").boundaries == ((18.0,),)
@@ -285,6 +293,8 @@ def test_a_part_without_a_column_is_refused() -> None:
             r"from 0 to 38, and the column code has 0 to 39.*write CATEGORY_ID\(code, 40\)",
         ),
         ("COLUMN EMBEDDING(CATEGORY_ID(change, 40), 2)", r"change has -3 to 36.*write CATEGORY_HASH\(change, 40\)"),
+        ("COLUMN CATEGORY_ID(pay, 20)", "CATEGORY_ID takes whole numbers, and the column pay has others"),
+        ("COLUMN CATEGORY_ID(half, 20)", "CATEGORY_ID takes whole numbers, and the column half has others"),
         ("COLUMN CROSS([town], 10)", "CROSS has wrong arguments"),
         ("COLUMN age FOR wide", "dnn has no part wide"),
         ("COLUMN NUMERIC(age, code)", r"write NUMERIC\(column\)"),

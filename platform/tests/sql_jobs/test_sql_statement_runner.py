@@ -280,6 +280,7 @@ def test_a_metric_that_has_no_value_on_the_rows_is_undefined(
     assert isinstance(done, MetricsResult)
     assert done.metrics == {"loss": 0.25, "accuracy": 0.9, name: value}
     lines = result_lines(done)
+    assert lines[0] == f"m@1 on {done.rows} row{'' if where == 'rowid = 1' else 's'}"
     assert any(re.fullmatch(rf"{name} +{'undefined' if value is None else '0'}", line) for line in lines)
     assert [line for line in lines if "is undefined" in line] == [reason] * (value is None)
     rows = run("SELECT * FROM result")
