@@ -143,7 +143,7 @@ class UpdateTracer:
                 is_nested = tf.compat.v1.get_default_graph() is not graph
                 names.append(f"nested {name}" if is_nested else name)
 
-            self._call(given, keep)
+            self._call(given, keep, is_one_graph=True)
 
         function = tf.function(trace, autograph=False)
         graph = function.get_concrete_function(tf.nest.map_structure(spec_for_any_count, data)).graph
@@ -297,12 +297,16 @@ class UpdateTracer:
 
         return trace_segments(trace, [tf.nest.map_structure(spec_for_any_count, data)])
 
-    def _call(self, data: Any, keep: Callable[..., None]) -> Any:
-        """Call ``train_step``; returns its loss, a float32 scalar."""
+    def _call(self, data: Any, keep: Callable[..., None], *, is_one_graph: bool = False) -> Any:
+        """Call ``train_step``; returns its loss, a float32 scalar.
+
+        Args:
+            is_one_graph: the trace has no segments, of which a later one may use the loss of an earlier one.
+        """
         with capture_losses(self._model) as losses, _capture_updates(self.optimizers, keep):
             logs = self._model.train_step(data)
         self.uses_loss = bool(losses)
-        if losses and not is_of_present_graph(losses[-1].loss):
+        if is_one_graph and losses and not is_of_present_graph(losses[-1].loss):
             raise combination_error(
                 self._model,
                 "calls compute_loss() inside of a condition, a loop of TensorFlow or a tf.function",

@@ -19,7 +19,7 @@ import keras  # noqa: E402
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.api.job_spec import ModelSpec  # noqa: E402
 from edl.keras.model_contract import load_model_module  # noqa: E402
-from edl.keras.several_updates import build_only_replica, build_replica  # noqa: E402
+from edl.keras.several_updates import SeveralUpdatesReplica, build_only_replica, build_replica  # noqa: E402
 from edl.keras.whole_step import WholeStepReplica  # noqa: E402
 
 SOURCE = """
@@ -243,6 +243,25 @@ def test_several_ranks_refuse_it_and_name_the_strategy_that_trains_it(tmp_path: 
         build_replica(module, seed=0, rank_seed=0, sample=X[:1], first=(*batch(0), None)).take_step(*batch(0))
     assert "train_step()" in refused.value.message
     assert "strategy: {name: Local}" in str(refused.value.hint)
+
+
+TWO_UPDATES = """
+x, y = data
+loss, gradients = self.gradients(x, y)
+self.optimizer.apply_gradients(zip(gradients, self.fast))
+loss, gradients = self.gradients(x, y)
+self.other.apply_gradients(zip(gradients, self.fast))
+return {"loss": loss}
+"""
+
+
+def test_several_ranks_take_a_step_apart_whose_updates_each_have_a_loss_of_compile(tmp_path: Path) -> None:
+    """The loss of the first update is of another graph than that of the second one."""
+    module = load(tmp_path, TWO_UPDATES)
+    rank = build_replica(module, seed=0, rank_seed=0, sample=X[:1], first=(*batch(0), None))
+    assert isinstance(rank, SeveralUpdatesReplica)
+    assert rank.take_step(*batch(0)).finite
+    assert [int(each.optimizer.iterations) for each in rank.updates] == [1, 1]
 
 
 def test_what_no_checkpoint_would_have_is_refused_by_name(tmp_path: Path) -> None:
