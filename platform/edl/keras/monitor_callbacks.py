@@ -153,11 +153,7 @@ def _declare_callback(callback: Any, optimizer: Any) -> CallbackSpec:
                 "the callback ReduceLROnPlateau cannot be used: a MultiOptimizer has no learning rate of its own",
                 hint="use one optimizer for all variables, or schedules in its optimizers",
             )
-        if isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
-            raise BadInputError(
-                "the callback ReduceLROnPlateau cannot be used: a schedule determines the learning rate",
-                hint="pass a number as learning_rate to the optimizer",
-            )
+        refuse_scheduled_rate([callback], optimizer)
         return ReduceLROnPlateau(
             *shared_arguments,
             factor=float(callback.factor),
@@ -182,6 +178,25 @@ def _declare_callback(callback: Any, optimizer: Any) -> CallbackSpec:
         filepath=callback.filepath,
         weights_only=bool(callback.save_weights_only),
     )
+
+
+def refuse_scheduled_rate(monitors: Iterable[Any], optimizer: Any) -> None:
+    """Refuse ``ReduceLROnPlateau`` with a schedule: Keras would raise an error when it lowers the rate.
+
+    A subclass that decides with code of its own may do something else than set the rate.
+
+    Raises:
+        BadInputError: a schedule determines the optimizer's rate.
+    """
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    by_keras = keras.callbacks.ReduceLROnPlateau.on_epoch_end
+    if isinstance(getattr(optimizer, "_learning_rate", None), keras.optimizers.schedules.LearningRateSchedule) and any(
+        getattr(type(each), "on_epoch_end", None) is by_keras for each in monitors
+    ):
+        raise BadInputError(
+            "the callback ReduceLROnPlateau cannot be used: a schedule determines the learning rate",
+            hint="pass a number as learning_rate to the optimizer",
+        )
 
 
 def refuse_conflicting_rates(other_callbacks: Sequence[Any], declared_callbacks: Sequence[CallbackSpec]) -> None:

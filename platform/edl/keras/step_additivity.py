@@ -67,8 +67,8 @@ def check_step_gradients(replica: AnyReplica, features: Any, labels: Any, weight
         )
     _LOG.warning(
         "the gradients that train_step() gives for a minibatch are not the mean of those of its halves: the step "
-        "compares records, or clips or normalizes gradients. Each worker computes them for its own minibatch, and they "
-        "are averaged"
+        "adds a sum over the records to a mean, compares records, or clips or normalizes gradients. Each worker "
+        "computes them for its own minibatch, and they are averaged"
     )
 
 

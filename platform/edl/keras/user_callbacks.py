@@ -263,6 +263,7 @@ class KerasCallbacks:
             if not uses_optimizer:
                 monitor_callbacks.refuse_unused_rates((*other_callbacks, *deciding_callbacks))
             check_monitors(deciding_callbacks)
+            monitor_callbacks.refuse_scheduled_rate(deciding_callbacks, optimizer)
             self.master_callbacks = (
                 () if trains_locally else monitor_callbacks.declare_callbacks(deciding_callbacks, optimizer)
             )

@@ -161,6 +161,17 @@ def test_gradients_that_depend_on_the_other_records_are_warned_of(
     assert "train_step()" in message
 
 
+@pytest.mark.parametrize("called", ["x", NORMALIZED], ids=["plain", "statistics"])
+@pytest.mark.first_cases(1)
+def test_a_sum_beside_a_mean_is_warned_of_by_its_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, called: str
+) -> None:
+    replica, x, y = make_replica(tmp_path, f"{MEAN} + 0.01 * tf.reduce_sum(p ** 2)", APPLY, called)
+    check_step_gradients(replica, x, y)
+    (message,) = caplog.messages
+    assert "adds a sum over the records to a mean" in message
+
+
 ADDING = """
 import keras, tensorflow as tf
 

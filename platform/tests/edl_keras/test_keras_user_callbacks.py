@@ -183,6 +183,18 @@ def test_two_that_set_the_rate_are_refused(tmp_path: Path) -> None:
     watch(both, tmp_path, local=True)
 
 
+def test_a_rate_of_a_schedule_is_refused_where_keras_would_lower_it_in_mid_training(tmp_path: Path) -> None:
+    scheduled = keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 10))
+    with pytest.raises(BadInputError, match="ReduceLROnPlateau cannot be used: a schedule"):
+        watch(CALLBACKS.ReduceLROnPlateau(), tmp_path, local=True, optimizer=scheduled)
+
+    class OwnDecision(CALLBACKS.ReduceLROnPlateau):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            """It leaves the rate alone."""
+
+    watch(OwnDecision(), tmp_path, local=True, optimizer=scheduled)
+
+
 def test_every_callback_of_keras_is_known() -> None:
     """A new one is to be looked at: it works, or it is refused."""
     works = {
