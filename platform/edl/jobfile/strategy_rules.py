@@ -68,9 +68,17 @@ def describe_unused_fields(spec: JobSpec) -> list[str]:
     unused = [name for name in find_unused_fields(spec) if name.removeprefix("ps.") not in _POD_FIELDS]
     lines = [f"does not use {', '.join(unused)}: no parameter servers"] if unused else []
     if spec.strategy.name == "Local":
-        defaults = field_defaults(WorkerSpec)
-        workers = [f"workers.{name}" for name in ("min", "max") if getattr(spec.workers, name) != defaults[name]]
-        lines += [f"does not use {', '.join(workers)}: strategy Local is one process"] if workers else []
+        sections = (
+            ("strategy", spec.strategy, field_defaults(Strategy), _MEANINGLESS_UNDER_ALL_REDUCE),
+            ("workers", spec.workers, field_defaults(WorkerSpec), ("min", "max")),
+        )
+        alone = [
+            f"{section}.{name}"
+            for section, given, defaults, names in sections
+            for name in names
+            if getattr(given, name) != defaults[name]
+        ]
+        lines += [f"does not use {', '.join(alone)}: strategy Local is one process"] if alone else []
     return lines
 
 

@@ -208,6 +208,13 @@ def test_fields_that_change_nothing_are_named(job: Path, strategy: str, named: t
     assert describe_unused_fields(load_job_file(job, settings[:1])) == []
 
 
+def test_fields_about_pushes_are_named_where_one_process_trains(job: Path) -> None:
+    settings = ["strategy.name=Local", "strategy.mode=sync", "strategy.grads_to_wait=2"]
+    assert describe_unused_fields(load_job_file(job, settings)) == [
+        "does not use strategy.mode, strategy.grads_to_wait: strategy Local is one process"
+    ]
+
+
 def test_changes() -> None:
     old = JobSpec(name="a", model=ModelSpec(definition="a.b", params={"units": 1}), data=DataSpec(training=("x",)))
     new = replace(
