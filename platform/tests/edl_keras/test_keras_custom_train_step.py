@@ -255,7 +255,7 @@ MORE = "\n".join((APPLY_GRADIENTS, "{}"))
         (MORE.format("self.steps.assign_add(1.0)"), "steps"),
         (MORE.format("self.head.kernel.assign(self.head.kernel * 0.9)"), "kernel"),
         (MORE.format("self(x, training=True)"), "moving_mean' after its update"),
-        ("self.other.apply(gradients, self.trainable_variables)", "does not apply gradients"),
+        ("self.other.apply(gradients, self.trainable_variables)", "writes the variable .*kernel. by itself"),
         (MORE.format("self.other.apply(gradients, self.trainable_variables)"), "kernel|learning_rate|iteration"),
         ("self.optimizer.apply_gradients([(gradients[0], self.steps)])", "steps"),
     ],
