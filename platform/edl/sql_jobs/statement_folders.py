@@ -426,7 +426,9 @@ def refuse_attributes(attributes: Mapping[str, Attribute]) -> None:
     """
     for name, attribute in attributes.items():
         raise statement_error(
-            f"there is no setting {name} here", attribute.place, "WITH belongs to TO TRAIN; leave it out"
+            f"there is no setting {name} here",
+            attribute.place,
+            "WITH belongs to TO TRAIN, TO EVALUATE and TO PREDICT; leave it out",
         )
 
 
