@@ -120,7 +120,9 @@ def test_a_writer_is_killed_between_its_copy_and_its_report(
         assert job.shard_counts[job.checked[-1]] == 3
         job.hurry()
         job.wait_for_end()
-    assert any("has ended" in reason for reason in job.called_off())
+    # The others may tell of the loss before the cluster does.
+    said = ("has ended", "has left the others")
+    assert any(words in reason for reason in job.called_off() for words in said), job.called_off()
     assert job.checked[-1] == job.state.step
 
 
