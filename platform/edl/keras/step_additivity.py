@@ -37,8 +37,10 @@ def check_step_gradients(replica: AnyReplica, features: Any, labels: Any, weight
     """Warn if the gradients of a minibatch are not the mean of those of its halves; its first update counts.
 
     If the model has statistics, its first half is compared with itself: twice the same records have the same
-    statistics. That finds sums, and not all that compares records. A model with random layers, and a step that draws
-    random numbers, are not checked, nor is a minibatch with a sparse tensor. The model does not change.
+    statistics. That finds sums, and not all that compares records. What clips the gradients gives the same for both, so
+    the second time its features get the labels of the second half, unless statistics depend on labels. A model with
+    random layers, and a step that draws random numbers, are not checked, nor is a minibatch with a sparse tensor. The
+    model does not change.
 
     Raises:
         BadInputError: the gradients are those of a sum over records.
@@ -53,18 +55,19 @@ def check_step_gradients(replica: AnyReplica, features: Any, labels: Any, weight
         return
     first, second = (_cut(everything, part) for part in (slice(0, half), slice(half, 2 * half)))
     halves = [first, first if replica.has_statistics else second]
-    both = tf.nest.map_structure(lambda *parts: None if parts[0] is None else tf.concat(list(parts), 0), *halves)
-    whole, again = (_sum_gradients(replica, [both]) for _ in range(2))
-    parts = _sum_gradients(replica, halves)
+    whole, parts = _compare_gradients(replica, halves)
     limit = _TOLERANCE * np.linalg.norm(whole)
-    if not np.isfinite(limit) or np.linalg.norm(whole - again) > limit or np.linalg.norm(whole - parts) <= limit:
-        return
-    if np.linalg.norm(whole - 2 * parts) <= limit:
+    if np.linalg.norm(whole - 2 * parts) <= limit < np.linalg.norm(whole - parts):
         raise combination_error(
             replica.model,
             "gives gradients that are sums over the records",
             "differentiate the mean over the records, such as tf.reduce_mean(), or the loss of compute_loss()",
         )
+    if np.linalg.norm(whole - parts) <= limit and replica.has_statistics:
+        whole, parts = _compare_labels(replica, first, (first[0], *second[1:]))
+        limit = _TOLERANCE * np.linalg.norm(whole)
+    if np.linalg.norm(whole - parts) <= limit:
+        return
     _LOG.warning(
         "the gradients that train_step() gives for a minibatch are not the mean of those of its halves: the step "
         "adds a sum over the records to a mean, compares records, or clips or normalizes gradients. Each worker "
@@ -120,12 +123,37 @@ def _cut(minibatch: Sequence[Any], part: slice) -> tuple[Any, ...]:
     return tuple(None if each is None else tf.nest.map_structure(itemgetter(part), each) for each in minibatch)
 
 
-def _sum_gradients(replica: AnyReplica, minibatches: Sequence[Any]) -> NDArray[Any]:
-    """The sum of the gradients of minibatches, as several ranks would sum them; in float64."""
+def _compare_gradients(replica: AnyReplica, halves: Sequence[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The sum of the gradients of all records as one minibatch, and as two; zeros if they tell nothing."""
+    both = tf.nest.map_structure(lambda *parts: None if parts[0] is None else tf.concat(list(parts), 0), *halves)
+    whole, again, parts = (_sum_buffers(replica, each)[0] for each in ([both], [both], halves))
+    limit = _TOLERANCE * np.linalg.norm(whole)
+    # Not finite, or another one in each call.
+    if not np.isfinite(limit) or not np.isfinite(parts).all() or np.linalg.norm(whole - again) > limit:
+        return np.zeros_like(whole), np.zeros_like(whole)
+    return whole, parts
+
+
+def _compare_labels(replica: AnyReplica, first: Any, second: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The same for the same features with two kinds of labels, if the statistics are those of the features alone."""
+    state = replica.pack_state()
+    try:
+        statistics, others = (_sum_buffers(replica, [each])[1] for each in (first, second))
+        if np.allclose(statistics, others, rtol=1e-3, atol=1e-6):
+            return _compare_gradients(replica, [first, second])
+    except BadInputError:
+        # Labels of other records need not fit: a sequence of labels may be longer than that of the features.
+        replica.unpack_state(state)
+    return np.zeros(1), np.zeros(1)
+
+
+def _sum_buffers(replica: AnyReplica, minibatches: Sequence[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The sums of the gradients of minibatches, as several ranks would sum them, and of what is summed beside them."""
     for number, minibatch in enumerate(minibatches):
         replica.compute(*minibatch, adds=number > 0)
     update = replica.updates[0] if isinstance(replica, SeveralUpdatesReplica) else replica
-    pairs = zip(update.buffers, update.gradient_counts, strict=True)
-    found = np.concatenate([buffer[:count].astype(np.float64) for buffer, count in pairs])
+    pairs = list(zip(update.buffers, update.gradient_counts, strict=True))
+    gradients = [buffer[:count].astype(np.float64) for buffer, count in pairs]
+    others = [buffer[count:].astype(np.float64) for buffer, count in pairs]
     replica.restore_statistics()
-    return found
+    return np.concatenate(gradients), np.concatenate(others)

@@ -161,6 +161,54 @@ def test_gradients_that_depend_on_the_other_records_are_warned_of(
     assert "train_step()" in message
 
 
+CLIP = "gradients, _ = tf.clip_by_global_norm(gradients, 0.01)"
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        f"{CLIP}; {APPLY}",
+        f"{CLIP}; {TWICE}",
+        f"gradients = [tf.clip_by_value(each, -0.01, 0.01) for each in gradients]; {APPLY}",
+        f"gradients = [each / tf.norm(each) for each in gradients]; {APPLY}",
+    ],
+    ids=["clipped", "two updates", "clipped by value", "normalized"],
+)
+@pytest.mark.first_cases(1)
+def test_clipped_gradients_of_a_model_with_statistics_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, update: str
+) -> None:
+    """Its halves are the same records, and have the same gradient, unless their labels differ."""
+    replica, x, y = make_replica(tmp_path, MEAN, update, NORMALIZED)
+    before = replica.state_arrays()
+    check_step_gradients(replica, x, y)
+    (message,) = caplog.messages
+    assert "clips or normalizes gradients" in message
+    assert all(np.array_equal(value, before[name]) for name, value in replica.state_arrays().items())
+
+
+@pytest.mark.parametrize(
+    ("loss", "update"),
+    [
+        # As in a GAN: the labels are records, and have statistics of their own.
+        ("tf.reduce_mean((p - self.head(self.norm(tf.concat([y, y[:, :1]], 1), training=True))) ** 2)", APPLY),
+        # Labels that belong to the features.
+        (MEAN, f"tf.debugging.assert_near(y[:, 0], x[:, 0] + 1); {APPLY}"),
+    ],
+    ids=["labels with statistics", "labels that fit their features only"],
+)
+@pytest.mark.first_cases(1)
+def test_labels_are_not_exchanged_where_that_tells_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, loss: str, update: str
+) -> None:
+    replica, x, y = make_replica(tmp_path, loss, update, NORMALIZED)
+    y = np.stack([x[:, 0] + 1, y[:, 1]], 1)
+    before = replica.state_arrays()
+    check_step_gradients(replica, x, y)
+    assert not caplog.messages
+    assert all(np.array_equal(value, before[name]) for name, value in replica.state_arrays().items())
+
+
 @pytest.mark.parametrize("called", ["x", NORMALIZED], ids=["plain", "statistics"])
 @pytest.mark.first_cases(1)
 def test_a_sum_beside_a_mean_is_warned_of_by_its_name(
