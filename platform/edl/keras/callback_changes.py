@@ -53,7 +53,8 @@ class StepSettings:
         self._attributes = list(_read_attributes(model))
         # Also those that only a train_step of the user's names.
         self._optimizers = {name: each for name, each in vars(model).items() if _is_optimizer(each) and name[0] != "_"}
-        self._hyperparameters = list(_read_hyperparameters(self._optimizers.values()))
+        self._updating = list(_find_inner(self._optimizers.values()))
+        self._hyperparameters = list(_read_hyperparameters(self._updating))
         self._metrics = tuple(model._metrics)
 
     def refuse_changes(self, place: str) -> None:
@@ -81,7 +82,7 @@ class StepSettings:
         for each, name, old in self._trainable:
             if each.trainable != old:
                 yield f"changes `trainable` of {name}", _TWO_JOBS
-        now = _read_hyperparameters(self._optimizers.values())
+        now = _read_hyperparameters(self._updating)
         for (kind, name, old), (_, _, new) in zip(self._hyperparameters, now, strict=True):
             if name == _RATE and old is not new:
                 yield f"replaces the learning rate of {kind} by a {type(new).__name__}", _IN_OPTIMIZER
@@ -117,10 +118,19 @@ def _is_optimizer(value: Any) -> bool:
     return isinstance(value, keras.optimizers.Optimizer)
 
 
+def _find_inner(optimizers: Iterable[Any]) -> Iterator[Any]:
+    """These optimizers, each with those inside it: of a ``LossScaleOptimizer`` or a ``MultiOptimizer``."""
+    for each in optimizers:
+        yield each
+        scaled = getattr(each, "inner_optimizer", None)
+        yield from _find_inner([] if scaled is None else [scaled])
+        if isinstance(each, keras.optimizers.MultiOptimizer):
+            yield from each.optimizers
+
+
 def _read_hyperparameters(optimizers: Iterable[Any]) -> Iterator[tuple[str, str, Any]]:
     """Class of each optimizer, name and value of what it was made with."""
-    inner = [getattr(each, "inner_optimizer", None) for each in optimizers]
-    for each in (*optimizers, *(one for one in inner if one is not None)):
+    for each in optimizers:
         yield type(each).__name__, _RATE, vars(each).get(_RATE)
         for name in _argument_names(type(each)):
             yield type(each).__name__, name, vars(each).get(name, _MISSING)

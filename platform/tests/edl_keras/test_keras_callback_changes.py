@@ -34,12 +34,15 @@ def custom_model():
         keras.layers.BatchNormalization(name="norm", scale=False, center=False),
         keras.layers.Dense(1, name="head"),
     ])
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", jit_compile=False)
+    model.compile(OPTIMIZER, "mse", jit_compile=False)
     return model
 
 def feed(dataset, mode, metadata):
     return dataset
 """
+ONE_OPTIMIZER = "keras.optimizers.SGD(0.1, momentum=0.9)"
+SEVERAL_OPTIMIZERS = """keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(
+        keras.optimizers.SGD(0.1), {"head/.*": keras.optimizers.Adam(0.1, weight_decay=0.01)}))"""
 STEPS, EPOCHS, BATCH = 3, 3, 8
 X = np.random.default_rng(7).normal(size=(STEPS * BATCH, 3)).astype(np.float32)
 Y = X[:, :1] * X[:, 1:2]
@@ -61,9 +64,11 @@ class Acting(keras.callbacks.Callback):  # type: ignore[misc]
         setattr(self, method, call)
 
 
-def train(folder: Path, callback: Any, epochs: int = EPOCHS, *, local: bool = True) -> ModelReplica:
+def train(
+    folder: Path, callback: Any, epochs: int = EPOCHS, *, local: bool = True, optimizer: str = ONE_OPTIMIZER
+) -> ModelReplica:
     """As the process of strategy Local does; or, not ``local``, only the calls of a worker of parameter servers."""
-    (folder / "own.py").write_text(MODEL)
+    (folder / "own.py").write_text(MODEL.replace("OPTIMIZER", optimizer))
     module = load_model_module(ModelSpec(zoo=str(folder), definition="own.custom_model", params={}))
     model = ModelReplica(module, seed=0, rank_seed=None, sample=X[:1])
     watcher = make_callbacks(
@@ -90,7 +95,7 @@ def train(folder: Path, callback: Any, epochs: int = EPOCHS, *, local: bool = Tr
 
 def fit(callback: Any) -> Any:
     scope: dict[str, Any] = {}
-    exec(MODEL, scope)
+    exec(MODEL.replace("OPTIMIZER", ONE_OPTIMIZER), scope)
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(0)
     model = scope["custom_model"]()
@@ -176,6 +181,42 @@ def test_what_steps_cannot_follow_is_refused_by_name(tmp_path: Path, case: str) 
         train(tmp_path, Acting("on_epoch_begin", 1, act))
     assert all(each in refused.value.message for each in (*names, "Acting.on_epoch_begin()")), refused.value.message
     assert refused.value.hint
+
+
+INNER_REFUSED: dict[str, tuple[Act, Sequence[str]]] = {
+    "clipping": (lambda model: setattr(model.optimizer.optimizers[1], "clipnorm", 1.0), ("'clipnorm'", "SGD")),
+    "averages": (lambda model: setattr(model.optimizer.optimizers[0], "use_ema", True), ("'use_ema'", "Adam")),
+    "weight decay": (
+        lambda model: setattr(model.optimizer.optimizers[0], "weight_decay", 0.5),
+        ("'weight_decay'", "Adam", "0.01", "0.5"),
+    ),
+    "accumulation": (
+        lambda model: setattr(model.optimizer.optimizers[1], "gradient_accumulation_steps", 4),
+        ("'gradient_accumulation_steps'", "SGD"),
+    ),
+    "a schedule": (
+        lambda model: setattr(
+            model.optimizer.optimizers[1], "learning_rate", keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.9)
+        ),
+        ("learning rate", "SGD", "ExponentialDecay"),
+    ),
+    "loss scale": (lambda model: setattr(model.optimizer, "loss_scale_factor", 8.0), ("'loss_scale_factor'",)),
+}
+
+
+@pytest.mark.parametrize("case", ["clipping", *map(repetition, INNER_REFUSED)])
+def test_each_optimizer_of_a_multi_optimizer_is_checked_as_a_single_one(tmp_path: Path, case: str) -> None:
+    act, names = INNER_REFUSED[case]
+    with pytest.raises(BadInputError) as refused:
+        train(tmp_path, Acting("on_epoch_begin", 1, act), optimizer=SEVERAL_OPTIMIZERS)
+    assert all(each in refused.value.message for each in (*names, "Acting.on_epoch_begin()")), refused.value.message
+
+
+def test_rates_of_a_multi_optimizer_may_be_set(tmp_path: Path) -> None:
+    """They are variables, as that of a single optimizer is."""
+    act: Act = lambda model: setattr(model.optimizer.optimizers[0], "learning_rate", 0.5)  # noqa: E731
+    model = train(tmp_path, Acting("on_epoch_begin", 1, act), optimizer=SEVERAL_OPTIMIZERS)
+    assert float(model.optimizer.optimizers[0].learning_rate) == 0.5
 
 
 @pytest.mark.parametrize(
