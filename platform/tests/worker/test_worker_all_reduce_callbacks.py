@@ -438,6 +438,22 @@ def test_a_callback_that_stops_training_stops_all_ranks_after_the_same_step(
 
 
 @pytest.mark.first_cases(1)
+@pytest.mark.parametrize("deciding", [(), (1,)])
+def test_a_stop_after_the_last_step_of_an_epoch_is_exact_with_a_global_batch(folder, deciding):
+    """Its messages agree on no further step, so all hear of the stop before the next epoch begins."""
+
+    def stop(callbacks: RecordedCallbacks, update: int) -> None:
+        callbacks.has_stopped = callbacks.has_stopped or update == 20
+
+    with AllReduceJob(folder, records=200, epochs=3, seconds=0.001, workers_min=2, global_batch=10) as job:
+        ranks = [job.start_rank(own(stop, *deciding)) for _ in range(2)]
+        job.wait(lambda: job.end is not None)
+        assert job.end.phase == "Done"
+        assert {rank.replica.updates for rank in ranks} == {20}
+        assert {rank.callbacks.begun_epochs for rank in ranks} == {1}
+
+
+@pytest.mark.first_cases(1)
 @pytest.mark.parametrize("global_batch", [None, 10])
 def test_a_callback_that_stops_training_before_a_step_stops_all_ranks_after_it(folder, global_batch):
     """As ``on_epoch_end`` does: it is called when the next epoch begins. This step has its records already."""
