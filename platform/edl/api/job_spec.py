@@ -461,7 +461,8 @@ class WorkerSpec:
     min: Annotated[
         int,
         Field(
-            "With fewer running workers the status calls the job starved; it continues (AllReduce: it waits).",
+            "With fewer running workers the status calls the job starved; it continues (AllReduce: it waits, also "
+            "before the first step; with 1 the first worker begins alone).",
             unit="workers",
         ),
     ] = 1

@@ -19,7 +19,7 @@ from edl.cluster.kubernetes.pod_template import GPU_RESOURCE
 from edl.cluster.kubernetes.resource_kinds import Manifest
 from edl.jobfile.command_rules import describe_program
 from edl.jobfile.path_resolution import has_shared_storage, pod_storage_path, pod_zoo_path
-from edl.jobfile.strategy_choice import has_own_state, uses_all_reduce
+from edl.jobfile.strategy_choice import describe_first_round, has_own_state, uses_all_reduce
 from edl.jobfile.strategy_rules import find_unused_fields
 from edl.ops.job_forecast import GroupPlacement, JobForecast
 from edl.ops.resource_quantities import ResourceAmounts, base_resource, format_amount, format_amounts
@@ -131,6 +131,8 @@ class SubmissionPlan:
             yield "task", "the program takes its records and steps with edl.sharding, without parameter servers"
         elif uses_all_reduce(self.spec):
             yield "strategy", "AllReduce: workers sum their gradients among themselves, without parameter servers"
+        if uses_all_reduce(self.spec):
+            yield "workers", describe_first_round(self.spec)
         if unused := find_unused_fields(self.spec):
             yield "unused", f"{', '.join(unused)}: no parameter servers"
         if self.resumed_run:

@@ -10,6 +10,11 @@ def uses_all_reduce(spec: JobSpec) -> bool:
     return spec.strategy.name == "AllReduce" and spec.task == "train"
 
 
+def describe_first_round(spec: JobSpec) -> str:
+    """With how many workers a job under AllReduce starts to train, for the plan of a job."""
+    return f"training starts with {max(1, spec.workers.min)} of {spec.workers.max} (workers.min)"
+
+
 def has_own_state(spec: JobSpec) -> bool:
     """Whether the job's state is that of a program, of which EDL knows nothing: no checkpoint has it."""
     return bool(spec.command) and not uses_all_reduce(spec)

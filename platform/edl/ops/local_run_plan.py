@@ -11,7 +11,7 @@ from edl.api.errors import BadInputError, StorageError
 from edl.api.job_spec import JobSpec
 from edl.core.cuts import STOPPED, SavedCheckpoint
 from edl.jobfile.command_rules import describe_program
-from edl.jobfile.strategy_choice import uses_all_reduce
+from edl.jobfile.strategy_choice import describe_first_round, uses_all_reduce
 from edl.jobfile.strategy_rules import describe_unused_fields
 from edl.jobfile.zoo_lookup import find_model_function
 from edl.ops.followup_command import command_arguments, program_name
@@ -220,7 +220,7 @@ class LocalRunPlan:
             return "one process (strategy Local)"
         workers = pluralize(self.spec.workers.max, "worker")
         if uses_all_reduce(self.spec):
-            return f"{workers} (strategy AllReduce)"
+            return f"{workers} (strategy AllReduce); {describe_first_round(self.spec)}"
         if self.spec.command:
             return workers
         return workers if not self.trains else f"{workers}, {pluralize(self.spec.ps.count, 'parameter server')}"

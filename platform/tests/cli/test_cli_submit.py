@@ -188,6 +188,7 @@ def test_a_job_of_all_reduce_plans_no_parameter_servers(cli: CliHarness) -> None
     """``ps.count`` is 2 in the job file: two pods of 1 CPU and 1 GiB less."""
     assert cli.submit("--dry-run=server", *ALL_REDUCE, "--set", "ps.priority=low") == 0
     assert not missing_keys(cli.out, "strategy", "AllReduce", "8.5 CPU, 8.5 GiB", "unused", "ps.count", "ps.priority")
+    assert "training starts with 1 of 4 (workers.min)" in cli.out
     rows = [line.split()[:2] for line in cli.out.splitlines()]
     assert [row for row in rows if row[:1] in (["master"], ["ps"], ["worker"])] == [["master", "1"], ["worker", "1-4"]]
     assert cli.submit("--dry-run=server", "--json", *ALL_REDUCE) == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edl.api.job_spec import DataSpec, JobSpec, ModelSpec, TrainSpec
+from edl.api.job_spec import DataSpec, JobSpec, ModelSpec, TrainSpec, WorkerSpec
 from edl.api.status import Status
 from edl.api.strategy import Strategy
 from edl.jobfile.section_type import to_json
@@ -46,6 +46,26 @@ def test_a_limit_of_steps_is_compared_with_the_step_as_the_new_strategy_counts_i
     assert "ParameterServer" in text
     assert "step 40" in text
     assert ("train.max_steps" in text) == warns
+
+
+@pytest.mark.parametrize(
+    ("strategy", "said"),
+    [("AllReduce", "training starts with 2 of 3 (workers.min)"), ("ParameterServer", "")],
+)
+def test_the_plan_says_with_how_many_workers_training_starts(tmp_path: Path, strategy: str, said: str) -> None:
+    """One worker may train a short job alone, before the others have imported TensorFlow."""
+    spec = JobSpec(
+        name="j",
+        model=ModelSpec("m.custom_model", "/zoo"),
+        data=DataSpec(training=("/data/train",)),
+        strategy=Strategy(name=strategy),
+        workers=WorkerSpec(min=2, max=3),
+    )
+    text = "\n".join(
+        LocalRunPlan(spec, RunArguments(Path("job.yaml")), RecordCounts(), RunDirectory(tmp_path)).plan_lines()
+    )
+    assert said in text
+    assert ("workers.min" in text) == bool(said)
 
 
 @pytest.mark.parametrize(
