@@ -610,7 +610,10 @@ class MasterProcess:
         """Run ``master.finish``; the job fails if it does. False: it is left to the next master."""
         with self.shell.lock:
             summary = self._reporter.build_summary()
-        end = run_command("master.finish", self._spec.master.finish, self._run, stopping, json.dumps(to_json(summary)))
+        with self._periodic_reports.reporting_finish() as take_line:
+            end = run_command(
+                "master.finish", self._spec.master.finish, self._run, stopping, json.dumps(to_json(summary)), take_line
+            )
         if end.problem is not None:
             with suppress(MasterEndsError):
                 self.shell.fail_done_job(str(end.problem))

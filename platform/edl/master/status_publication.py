@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -259,6 +260,7 @@ class PeriodicReports:
         self._shell, self._reporter, self._publisher = shell, reporter, publisher
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
+        self._finish_line: str | None = None
 
     def start(self) -> None:
         self._start_loop("status", status_reporter.PERIOD_SECONDS, self._reporter.write_status)
@@ -279,9 +281,27 @@ class PeriodicReports:
             thread.join()
 
     def current_status(self) -> Status:
-        """The current status of the job."""
+        """The current status of the job, which has not ended before ``master.finish`` has."""
         with self._shell.lock:
-            return self._reporter.build_status()
+            status = self._reporter.build_status()
+        line = self._finish_line
+        if line is None:
+            return status
+        reason = f"master.finish: {line[:_LONGEST_LINE]}" if line else "master.finish runs"
+        return replace(status, phase="Exporting", reason=reason)
+
+    @contextmanager
+    def reporting_finish(self) -> Iterator[Callable[[str], None]]:
+        """Report, while ``master.finish`` runs, the last line that it wrote; returns what takes the line."""
+
+        def take_line(line: str) -> None:
+            self._finish_line = line
+
+        take_line("")
+        try:
+            yield take_line
+        finally:
+            self._finish_line = None
 
     def _start_loop(self, name: str, period: float, report: Callable[[Status], None]) -> None:
         self._threads.append(

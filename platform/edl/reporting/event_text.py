@@ -231,6 +231,8 @@ def status_headline(status: Status) -> str:
         return f"starting: {to_single_line(status.reason)}"
     if doing == "waiting":
         parts.append(f"no worker trains: {waits_for}")
+    elif status.phase == "Exporting" and status.reason.startswith("master.finish"):
+        parts.append(to_single_line(status.reason))
     return ", ".join(parts)
 
 

@@ -14,6 +14,7 @@ from edl.api.errors import BadInputError
 from edl.api.status import Status
 from edl.jobfile import section_type
 from edl.jobfile.loader import dump_job_spec
+from edl.master.backend import LocalMasterBackend
 from edl.master.status_publication import PreparationReport
 from edl.reporting.event_text import status_headline
 from edl.storage.durable_files import read_json
@@ -92,6 +93,35 @@ def test_the_status_has_the_last_line_of_a_preparation_while_it_runs() -> None:
         seen = section_type.from_json(Status, read_json(job.run.path / "seen.json"), "seen.json")
         assert (seen.phase, seen.reason) == ("Starting", "master.prepare: reading the query: 12,000 rows")
         assert status_headline(seen) == "starting: master.prepare: reading the query: 12,000 rows"
+        assert read_json(job.run.status)["phase"] == "Done"
+
+
+def test_a_job_has_not_ended_while_its_finish_runs_and_the_status_has_what_it_says() -> None:
+    program = """
+import json, os, pathlib, shutil, time
+run = pathlib.Path(os.environ["EDL_RUN_DIR"])
+print("training a linear model", flush=True)
+for _ in range(600):
+    if (run / "published").exists() and "linear" in json.loads((run / "status.json").read_text())["reason"]:
+        break
+    time.sleep(0.05)
+shutil.copy(run / "status.json", run / "seen.json")
+"""
+    with in_process_job(**commands(finish=program)) as job:
+        # Without news, users would take the master for a silent one.
+        def publish(data: dict[str, str]) -> None:
+            if "training a linear model" in data["status.json"]:
+                (job.run.path / "published").touch()
+
+        publisher: Any = SimpleNamespace(publish=publish)
+        write_run_spec(job.run, dump_job_spec(job.spec))
+        assert job.run_master(LocalMasterBackend(job.cluster.connect(), status_publisher=publisher)) == 0
+        assert (job.run.path / "published").exists()
+        seen = section_type.from_json(Status, read_json(job.run.path / "seen.json"), "seen.json")
+        assert (seen.phase, seen.reason) == ("Exporting", "master.finish: training a linear model")
+        assert seen.records_done == RECORDS
+        assert status_headline(seen).startswith("exporting: 40 of 40 records (100 %)")
+        assert status_headline(seen).endswith("master.finish: training a linear model")
         assert read_json(job.run.status)["phase"] == "Done"
 
 
