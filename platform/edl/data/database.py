@@ -131,6 +131,11 @@ class Database:
         except self.errors as error:
             raise self.translate(error) from None
 
+    def quote_name(self, name: str) -> str:
+        """The name of a column as a query must write it: in quotes of the dialect, if it needs any."""
+        quoted: str = self.engine.dialect.identifier_preparer.quote(name)
+        return quoted
+
     @property
     def errors(self) -> tuple[type[Exception], ...]:
         """What fails on a connection: through SQLAlchemy, in the driver, and in what converts values."""

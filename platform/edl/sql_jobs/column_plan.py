@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from enum import StrEnum
@@ -224,7 +224,10 @@ def list_names(names: Sequence[str]) -> str:
 
 
 def plan_columns(
-    columns: Sequence[ColumnFacts], label: ColumnName, class_weight: Attribute | None = None
+    columns: Sequence[ColumnFacts],
+    label: ColumnName,
+    class_weight: Attribute | None = None,
+    quote: Callable[[str], str] = str,
 ) -> ColumnPlan:
     """How the columns of a query become a model's inputs.
 
@@ -232,12 +235,13 @@ def plan_columns(
         columns: all of them.
         label: which of them the model predicts.
         class_weight: the setting ``train.class_weight``; None: rare classes decide.
+        quote: writes the name of a column as a query must.
 
     Raises:
         BadInputError: the label cannot be learnt, or its classes not so weighted.
     """
     facts = find_column({each.name: each for each in columns}, label)
-    planned = _weigh_classes(plan_label(facts, label), class_weight)
+    planned = _weigh_classes(plan_label(facts, label, quote), class_weight)
     return ColumnPlan(planned, tuple(plan_feature(each) for each in columns if each.name != facts.name))
 
 
@@ -253,7 +257,7 @@ def check_features(plan: ColumnPlan, label: ColumnName) -> None:
         raise statement_error(f"no column is left to predict {plan.label.name} from: {dropped}", label.place)
 
 
-def plan_label(facts: ColumnFacts, label: ColumnName) -> LabelPlan:
+def plan_label(facts: ColumnFacts, label: ColumnName, quote: Callable[[str], str] = str) -> LabelPlan:
     """What a model of this label predicts.
 
     Raises:
@@ -263,7 +267,7 @@ def plan_label(facts: ColumnFacts, label: ColumnName) -> LabelPlan:
         raise statement_error("the query has no rows", label.place, "nothing can be learnt from it")
     if facts.missing:
         what = "only NULL" if not facts.count else f"{facts.missing:,} NULLs"
-        hint = "choose another column" if not facts.count else f"add WHERE {facts.name} IS NOT NULL to the query"
+        hint = "choose another column" if not facts.count else f"add WHERE {quote(facts.name)} IS NOT NULL to the query"
         raise statement_error(f"the label {facts.name} has {what}", label.place, hint)
     if facts.kind in ("date", "other"):
         raise statement_error(

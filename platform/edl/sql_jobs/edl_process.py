@@ -18,12 +18,28 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from edl.api.errors import BadInputError, EdlError, JobFailedError
+from edl.api.errors import BadInputError, EdlError, JobFailedError, StorageError
 from edl.jobfile.database_address import CREDENTIAL_VARIABLES
 
 OnEvent = Callable[[Mapping[str, Any]], object]
 LOG_FILE = "edl.log"
 _LAST_LINES = 8
+
+
+class KeptFolderError(EdlError):
+    """An error that names the folder of a statement, which stays: what is in it says why, or is of use."""
+
+
+class StatementJobError(KeptFolderError, JobFailedError):
+    """A job of a statement failed."""
+
+
+class StatementInputError(KeptFolderError, BadInputError):
+    """A job of a statement cannot run."""
+
+
+class UnstoredResultError(KeptFolderError, StorageError):
+    """What a job of a statement wrote is incomplete, or cannot be stored."""
 
 
 def run_edl(
@@ -48,8 +64,8 @@ def run_edl(
         environment: of the process; None: that of this one.
 
     Raises:
-        BadInputError: the job cannot run.
-        JobFailedError: it failed.
+        StatementInputError: the job cannot run.
+        StatementJobError: it failed.
     """
     command = [sys.executable, "-P", "-m", "edl.cli.app", verb, job, "--json", *arguments]
     # Another job has no use for the credentials of the database.
@@ -90,7 +106,7 @@ def run_edl(
 def _failure(verb: str, folder: Path, job: str, code: int, reason: str) -> EdlError:
     lines = (folder / LOG_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
     text = reason or "\n".join(lines[-_LAST_LINES:]) or f"it ended with exit code {code}"
-    kind = BadInputError if code == BadInputError.exit_code else JobFailedError
+    kind = StatementInputError if code == BadInputError.exit_code else StatementJobError
     more = f"cd {shlex.quote(str(folder))} && edl why {name}" if (name := _job_name(folder / job)) else ""
     hint = f"the log is {folder / LOG_FILE}" + (f"; or: {more}" if more else "")
     return kind(f"edl {verb} failed: {text}", where=str(folder), hint=hint)

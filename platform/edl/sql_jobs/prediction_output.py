@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from edl.api.errors import StorageError
 from edl.sql_jobs.column_plan import LabelKind
+from edl.sql_jobs.edl_process import UnstoredResultError
 from edl.sql_jobs.model_registry import ModelDescription
 
 
@@ -18,7 +18,7 @@ def read_predictions(folder: Path) -> Callable[[int], Any]:
     """A function that returns the outputs of the next so many rows, ``[rows, outputs]``.
 
     Raises:
-        StorageError: by the function, if rows have no prediction.
+        UnstoredResultError: by the function, if rows have no prediction.
     """
     ranges = list[tuple[int, int, Path]]()
     for path in folder.glob("*.npz"):
@@ -33,7 +33,7 @@ def read_predictions(folder: Path) -> Callable[[int], Any]:
         while held is None or len(held) < rows:
             start, end, path = next(files, (None, 0, folder))
             if start is None or start > known:
-                raise StorageError("some rows have no prediction", where=str(folder))
+                raise UnstoredResultError("some rows have no prediction", where=str(folder))
             if end <= known:
                 continue  # a lost worker had written them, too
             with np.load(path) as content:

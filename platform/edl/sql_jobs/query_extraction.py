@@ -54,6 +54,7 @@ class ExtractedRows:
         files: Parquet files, in the order of their rows.
         digest: SHA-256 of names, types and values in this order.
         seconds: how long the database, and writing the files, took.
+        database: its address.
     """
 
     columns: tuple[ExtractedColumn, ...]
@@ -61,6 +62,7 @@ class ExtractedRows:
     files: tuple[Path, ...]
     digest: str
     seconds: float
+    database: str
 
 
 def extract_query(
@@ -123,7 +125,7 @@ def extract_query(
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     files = tuple(folder / path.name for path in writer.files)
-    return ExtractedRows(columns, writer.rows, files, digest, time.monotonic() - began)
+    return ExtractedRows(columns, writer.rows, files, digest, time.monotonic() - began, database)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from edl.api.errors import BadInputError, EdlError
+from edl.data.database import Database
 from edl.sql_jobs.column_overrides import override_columns
 from edl.sql_jobs.column_plan import (
     CLASS_WEIGHT,
@@ -126,7 +127,8 @@ def prepare_train(
     same = [name for name in names if name.lower() == statement.label.name.lower()]
     label = statement.label.name if statement.label.name in names or len(same) != 1 else same[0]
     files = rows.files if isinstance(rows, ExtractedRows) else rows
-    plan = plan_columns(collect_facts(files, label), statement.label, statement.attributes.get(CLASS_WEIGHT))
+    weights = statement.attributes.get(CLASS_WEIGHT)
+    plan = plan_columns(collect_facts(files, label), statement.label, weights, partial(_quote_name, rows))
     plan = override_columns(plan, statement.columns, estimator)
     check_features(plan, statement.label)
     settings = choose_settings(statement, estimator, reason, plan, refit_obstacle)
@@ -393,7 +395,7 @@ def find_label(model: ModelDescription, rows: ExtractedRows, named: ColumnName |
         raise statement_error(
             f"the label {found.name} has {found.nulls:,} NULLs",
             wanted.place,
-            f"add WHERE {found.name} IS NOT NULL to the query",
+            f"add WHERE {_quote_name(rows, found.name)} IS NOT NULL to the query",
         )
     unknown = _unknown_classes(model, rows, found.name)
     if unknown:
@@ -404,6 +406,11 @@ def find_label(model: ModelDescription, rows: ExtractedRows, named: ColumnName |
             f"it predicts {list_names([repr(each) for each in model.classes])}; leave other rows out with WHERE",
         )
     return found.name
+
+
+def _quote_name(rows: ExtractedRows | StreamedRows, name: str) -> str:
+    """The name of a column as a query of their database must write it."""
+    return Database(rows.database if isinstance(rows, ExtractedRows) else rows.origin.database).quote_name(name)
 
 
 def _unknown_classes(model: ModelDescription, rows: ExtractedRows, label: str) -> list[str]:

@@ -23,7 +23,7 @@ from edl.api.errors import BadInputError, StorageError
 from edl.data.database import find_scheme
 from edl.sql_jobs.cluster_job import name_of
 from edl.sql_jobs.column_plan import ColumnPlan
-from edl.sql_jobs.edl_process import run_edl
+from edl.sql_jobs.edl_process import KeptFolderError, UnstoredResultError, run_edl
 from edl.sql_jobs.exported_snapshot import export_snapshot
 from edl.sql_jobs.job_document import check_job_fields
 from edl.sql_jobs.job_settings import find_validation_query
@@ -288,7 +288,7 @@ class StatementRunner:
                 saved = self.registry.save(model, model_files(folder, exported))
             except StorageError as error:
                 hint = f"{error.hint}; the trained model is in {exported}"
-                raise StorageError(error.message, where=error.where, hint=hint) from error
+                raise UnstoredResultError(error.message, where=error.where, hint=hint) from error
         return TrainResult(saved, self.export)
 
     def _find_rows(self, statement: TrainStatement, folder: Path) -> AbstractContextManager[_FoundRows]:
@@ -526,8 +526,8 @@ class _FoundRows:
 def _work_folder(statement: JobStatement | QueryStatement, named: Path | None = None) -> Iterator[Path]:
     """A folder for the files of a statement, which goes with it.
 
-    What the user named stays, if something can be trained in it. Otherwise, if the error names the folder, because its
-    log tells why a job failed, all but the rows stays.
+    What the user named stays, if something can be trained in it. After a ``KeptFolderError``, all but the rows
+    stays.
 
     Raises:
         BadInputError: the named folder is there already.
@@ -548,7 +548,7 @@ def _work_folder(statement: JobStatement | QueryStatement, named: Path | None = 
             yield folder
         except BaseException as error:
             # Rows of a database do not stay behind.
-            if str(folder) in str(error):
+            if isinstance(error, KeptFolderError):
                 _remove_rows(folder)
             else:
                 shutil.rmtree(folder, ignore_errors=True)

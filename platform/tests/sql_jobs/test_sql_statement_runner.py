@@ -19,6 +19,7 @@ from ruamel.yaml import YAML
 from edl.api.errors import BadInputError, EdlError, JobFailedError, StorageError
 from edl.cli.sql_output import result_lines, show_train_lines
 from edl.sql_jobs import statement_runner
+from edl.sql_jobs.edl_process import StatementJobError
 from edl.sql_jobs.model_registry import ModelRegistry, describe_model
 from edl.sql_jobs.statement_parser import parse_with_texts
 from edl.sql_jobs.statement_runner import (
@@ -462,6 +463,22 @@ def test_a_model_that_exists_is_refused_before_the_query_runs(jobs: FakeJobs) ->
     assert trained.model.version == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "written"), [("order", '"order"'), ("yearly income", '"yearly income"'), ("rich", "rich")]
+)
+def test_a_hint_writes_a_column_as_the_query_must(jobs: FakeJobs, name: str, written: str) -> None:
+    with closing(sqlite3.connect("people.db")) as connection, connection:
+        connection.execute("CREATE TABLE odd AS SELECT age, rich AS label FROM people")
+        connection.execute("INSERT INTO odd VALUES (1, NULL)")
+    query = f'SELECT age, label AS "{name}" FROM odd'
+    hint = re.escape(f"add WHERE {written} IS NOT NULL to the query")
+    with pytest.raises(BadInputError, match=hint):
+        run(f'{query} LABEL "{name}" INTO m')
+    run(f'{query} WHERE label IS NOT NULL LABEL "{name}" INTO m')
+    with pytest.raises(BadInputError, match=hint):
+        run(f"{query} TO EVALUATE m")
+
+
 @pytest.mark.parametrize("setting", ["model.hidden='x'", "optimizer.name=Fast", "train.epochs=0", "nothing.at_all=1"])
 def test_wrong_settings_are_refused_before_the_query_runs(jobs: FakeJobs, setting: str) -> None:
     with pytest.raises(BadInputError) as error:
@@ -472,7 +489,7 @@ def test_wrong_settings_are_refused_before_the_query_runs(jobs: FakeJobs, settin
 
 
 def test_a_training_that_fails_stores_no_model_and_leaves_no_rows(jobs: FakeJobs) -> None:
-    jobs.error = JobFailedError("edl run failed")
+    jobs.error = StatementJobError("edl run failed")
     with pytest.raises(JobFailedError) as error:
         run("SELECT age, age || 'x' || rich AS word, rich FROM people LABEL rich INTO m")
     assert ModelRegistry(Path("models")).list_models() == []
@@ -484,7 +501,7 @@ def test_a_training_that_fails_stores_no_model_and_leaves_no_rows(jobs: FakeJobs
 
 
 def test_the_log_of_a_failed_statement_goes_after_a_week(jobs: FakeJobs) -> None:
-    jobs.error = JobFailedError("edl run failed")
+    jobs.error = StatementJobError("edl run failed")
     with pytest.raises(JobFailedError):
         run(TRAIN)
     (kept,) = Path(".edl/sql").iterdir()
@@ -495,14 +512,18 @@ def test_the_log_of_a_failed_statement_goes_after_a_week(jobs: FakeJobs) -> None
         assert kept.exists() == stays
 
 
-@pytest.mark.parametrize("kind", ["interrupt", "table"])
+@pytest.mark.parametrize("kind", ["interrupt", "table", "folder"])
 def test_a_statement_whose_job_did_not_fail_leaves_no_folder(
     jobs: FakeJobs, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     run(TRAIN)
 
     def fail(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt if kind == "interrupt" else StorageError("no room", where="the table guessed")
+        if kind == "interrupt":
+            raise KeyboardInterrupt
+        # A name in the text decides nothing.
+        (folder,) = Path(".edl/sql").absolute().glob("m-predict-*")
+        raise StorageError("no room", where=str(folder) if kind == "folder" else "the table guessed")
 
     monkeypatch.setattr(statement_runner, "run_edl" if kind == "interrupt" else "write_result", fail)
     with pytest.raises((KeyboardInterrupt, StorageError)):
@@ -530,7 +551,7 @@ def test_a_statement_that_trains_nothing_leaves_no_folder_of_its_export(jobs: Fa
         with pytest.raises(BadInputError):
             run(text, export=tmp_path / "out")
         assert not (tmp_path / "out").exists()
-    jobs.error = JobFailedError("edl run failed")
+    jobs.error = StatementJobError("edl run failed")
     with pytest.raises(JobFailedError):
         run(TRAIN, export=tmp_path / "out")
     assert (tmp_path / "out" / "data").exists()
