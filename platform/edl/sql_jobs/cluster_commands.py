@@ -13,10 +13,11 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import astuple, replace
+from hashlib import sha256
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -79,7 +80,7 @@ from edl.sql_jobs.training_sequence import (
     with_kept,
     with_measured,
 )
-from edl.sql_jobs.training_settings import TOO_MANY_TO_REFIT
+from edl.sql_jobs.training_settings import STRATEGY_SETTING, TOO_MANY_TO_REFIT
 from edl.sql_jobs.user_module import ZOO_SETTING
 from edl.storage.durable_files import JsonLinesTail, translate_os_errors, write_json
 from edl.storage.run_directory import RunDirectory, write_run_spec
@@ -147,7 +148,7 @@ def _prepare_folder(
     registry = ModelRegistry(Path(request.models))
     if isinstance(statement, TrainStatement):
         registry.check_new(statement.into, replace_model=request.replaces)
-        statement = _with_copied_module(statement, request)
+        statement = _with_strategy(_with_copied_module(statement, request), submitted)
         rows = _extract(request, statement, folder)
         prepared = prepare_train(
             statement,
@@ -224,6 +225,15 @@ def _with_copied_module(statement: TrainStatement, request: ClusterRequest) -> T
     return replace(statement, estimator=request.definition, attributes={**statement.attributes, ZOO_SETTING: zoo})
 
 
+def _with_strategy(statement: TrainStatement, submitted: JobSpec) -> TrainStatement:
+    """The statement with the name of its job's strategy, if it sets fields that another strategy may not have."""
+    given = statement.attributes
+    place = next((each.place for name, each in given.items() if name.startswith(("strategy.", "evaluation."))), None)
+    if place is None or STRATEGY_SETTING in given:
+        return statement
+    return replace(statement, attributes={**given, STRATEGY_SETTING: Attribute(submitted.strategy.name, place)})
+
+
 def _extract(request: ClusterRequest, statement: JobStatement, folder: Path) -> ExtractedRows:
     said = time.monotonic()
 
@@ -286,34 +296,37 @@ def finish(run: RunDirectory, summary: Mapping[str, Any]) -> None:
     """
     folder = run.path / FOLDER
     done = folder / DONE_FILE
-    if done.exists():
-        return
+    if not done.exists():
+        result = _finish_statement(run, summary)
+        write_json(done, result, fsync=True)
+        _print(f"finished: {json.dumps(result)}")
+    # Rows of a database do not stay behind, nor if the master that finished was lost before it removed them.
+    for name in ("rows", "data", _PERMUTED_FOLDER):
+        shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def _finish_statement(run: RunDirectory, summary: Mapping[str, Any]) -> dict[str, Any]:
+    folder = run.path / FOLDER
     request = ClusterRequest.from_text((folder / _REQUEST_FILE).read_text(encoding="utf-8"))
     statement, _ = _parse(request)
     model = read_description(folder / DESCRIPTION_FILE)
     if isinstance(statement, TrainStatement):
-        result = _register(model, statement, ModelRegistry(Path(request.models)), run, summary)
-    elif isinstance(statement, PredictStatement):
-        result = _write_predictions(request, statement, model, run)
-    elif isinstance(statement, ExplainStatement):
+        return _register(model, statement, ModelRegistry(Path(request.models)), run, summary)
+    if isinstance(statement, PredictStatement):
+        return _write_predictions(request, statement, model, run)
+    if isinstance(statement, ExplainStatement):
         permuted = PermutedRows.load(folder / _PERMUTED_FOLDER)
         importance = score_permutations(permuted, read_predictions(run.path / OUTPUT_DIRECTORY), model)
-        result = {"rows": permuted.rows, "importance": [astuple(each) for each in importance]}
         if statement.into is not None:
             _write_once(request, statement.into, importance_table(importance), folder, len(importance))
-    else:
-        assert isinstance(statement, EvaluateStatement)
-        rows = int((folder / _ROWS_FILE).read_text(encoding="utf-8"))
-        metrics = measured_on(folder / "data", model)(summary["metrics"])
-        metrics = named_metrics(metrics, take_metrics(statement, model))
-        result = {"metrics": metrics, "rows": rows}
-        if statement.into is not None:
-            _write_once(request, statement.into, metrics_table(metrics), folder, 1)
-    write_json(done, result, fsync=True)
-    _print(f"finished: {json.dumps(result)}")
-    # Rows of a database do not stay behind.
-    for name in ("rows", "data", _PERMUTED_FOLDER):
-        shutil.rmtree(folder / name, ignore_errors=True)
+        return {"rows": permuted.rows, "importance": [astuple(each) for each in importance]}
+    assert isinstance(statement, EvaluateStatement)
+    rows = int((folder / _ROWS_FILE).read_text(encoding="utf-8"))
+    metrics = measured_on(folder / "data", model)(summary["metrics"])
+    metrics = named_metrics(metrics, take_metrics(statement, model))
+    if statement.into is not None:
+        _write_once(request, statement.into, metrics_table(metrics), folder, 1)
+    return {"metrics": metrics, "rows": rows}
 
 
 def _register(
@@ -336,39 +349,37 @@ def _register(
     files = model_files(run.path / FOLDER, run.export)
     if not any(file.name == MODEL_FILE for file in files):
         raise BadInputError("the job exported no model", where=str(run.export), hint="leave export as it is")
-    with TemporaryDirectory(prefix="edl-sql-") as temporary:
-        copy = Path(temporary) / FOLDER
-        if (kept := _train_again(run, first, copy)) is None:
+    with ExitStack() as parts:
+        if (again := _train_again(run, first, parts)) is None:
             saved = registry.save(with_measured(model, first, marked), files)
         else:
+            kept, copy = again
             saved = registry.save(with_kept(model, kept, marked), model_files(copy, copy / "export"))
     # For whoever asks for the result.
     write_description(saved, run.path / FOLDER / DESCRIPTION_FILE)
     return {"model": saved.name, "version": saved.version}
 
 
-def _train_again(run: RunDirectory, first: MeasuredTraining, copy: Path) -> KeptTraining | None:
+def _train_again(run: RunDirectory, first: MeasuredTraining, parts: ExitStack) -> tuple[KeptTraining, Path] | None:
     """Do for a small table, in this pod, what a statement on one machine does after its first training.
 
     Args:
         run: of the job, whose own training is the first one.
         first: what it said.
-        copy: gets the files of the statement, and what is trained. It is on no volume, which may be slow.
+        parts: end the folder that the model is in.
 
     Returns:
-        None if nothing is to be done, or it failed: what the job exported is a model, too.
+        The training and its folder; None if nothing is to be done, or it failed: what the job exported is a model, too.
     """
     folder = run.path / FOLDER
     if not (folder / _FURTHER_FILE).exists():
         return None
     attempts = folder / _ATTEMPTS_FILE
     before = len(attempts.read_text(encoding="utf-8").splitlines()) if attempts.exists() else 0
+    prefix = _remove_earlier_copies(run)
     if before >= _MOST_ATTEMPTS:
         _print(f"the model that was measured is kept: {before} masters were lost while it trained again")
         return None
-    with attempts.open("a", encoding="utf-8") as file:
-        file.write("begun\n")
-    shutil.copytree(folder, copy)
     # The child is a job of its own, and not the master of this one.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}
 
@@ -384,10 +395,26 @@ def _train_again(run: RunDirectory, first: MeasuredTraining, copy: Path) -> Kept
         return MeasuredTraining(history, dict(summary.get("metrics") or {}), int(summary.get("records_done", 0)))
 
     try:
-        return train_again(copy, first, _for_one_machine(run), train, _print)
+        with translate_os_errors(attempts, "write"), attempts.open("a", encoding="utf-8") as file:
+            file.write("begun\n")
+        with translate_os_errors(Path(gettempdir()), "write"):
+            # On no volume, which may be slow.
+            temporary = parts.enter_context(TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True))
+            copy = Path(temporary) / FOLDER
+            shutil.copytree(folder, copy)
+            return train_again(copy, first, _for_one_machine(run), train, _print), copy
     except EdlError as error:
-        _print(f"the model that was measured is kept, because training again failed: {error}")
+        # Its hint names a folder that goes now.
+        _print(f"the model that was measured is kept, because training again failed: {error.message}")
         return None
+
+
+def _remove_earlier_copies(run: RunDirectory) -> str:
+    """Remove the copies of masters that were killed: a pod keeps ``/tmp``. Returns how the names of a run's begin."""
+    prefix = f"edl-sql-{sha256(bytes(run.path)).hexdigest()[:16]}-"
+    for left in Path(gettempdir()).glob(f"{prefix}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    return prefix
 
 
 def _for_one_machine(run: RunDirectory) -> FurtherTrainings:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
+from ruamel.yaml import YAML
+
 from edl.api.errors import BadInputError
 from edl.api.job_spec import API_VERSION
 from edl.api.pod_spec import VolumeSpec
@@ -158,19 +160,19 @@ def find_length(train: Mapping[str, Any], settings: Sequence[str]) -> str:
         train: section of the job file.
         settings: of ``--set``.
     """
-    for name in ("epochs", "max_steps"):
-        if name in train or any(each.startswith(f"train.{name}=") for each in settings):
-            return f"train.{name} is set"
-    return ""
+    named = [f"train.{name}" for name in train]
+    for name, _, value in (each.partition("=") for each in settings):
+        section = YAML(typ="safe", pure=True).load(value) if name == "train" else None
+        named += [f"train.{each}" for each in section] if isinstance(section, dict) else [name]
+    return next((f"{name} is set" for name in ("train.epochs", "train.max_steps") if name in named), "")
 
 
 def _chooses_strategy(statement: JobStatement, options: ClusterOptions) -> bool:
-    """Whether the number of ids decides the strategy of a training: nobody named one."""
-    if not isinstance(statement, TrainStatement) or "strategy" in options.base:
+    """Whether the number of ids decides the strategy of a training: nobody named one, or a field of AllReduce only."""
+    if not isinstance(statement, TrainStatement):
         return False
-    return "strategy.name" not in statement.attributes and not any(
-        each.startswith(("strategy.", "strategy=")) for each in options.settings
-    )
+    named = [*statement.attributes, *options.base, *(each.partition("=")[0] for each in options.settings)]
+    return not any(name.partition(".")[0] in ("strategy", "evaluation") for name in named)
 
 
 def require_job(statement: Statement) -> JobStatement:

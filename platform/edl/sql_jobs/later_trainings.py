@@ -31,7 +31,8 @@ _LEAST_EPOCHS = 5
 _CONTRACT = ("custom_model", "loss", "class_weight", "optimizer", "eval_metrics_fn", "serving_model")
 _LONGEST_NAME = 40
 
-History = Sequence[tuple[int, Mapping[str, float]]]
+History = Sequence[tuple[int, Mapping[str, float | None]]]
+"""Step and metrics of each evaluation; a metric that is not finite is None."""
 
 
 def linear_document(document: Mapping[str, Any], rows: int) -> dict[str, Any]:
@@ -46,6 +47,8 @@ def linear_document(document: Mapping[str, Any], rows: int) -> dict[str, Any]:
     found["model"] |= {"definition": f"{ANNEALED_MODULE}.custom_model"}
     found["model"]["params"] = {**found["model"]["params"], "hidden": []}
     found["train"] |= {"epochs": _LINEAR_EPOCHS, "minibatch_size": rows, "evaluation_steps": _LINEAR_EVALUATION_STEPS}
+    # Of the steps of the network, which are smaller ones.
+    found["train"].pop("max_steps", None)
     return found
 
 
@@ -65,7 +68,8 @@ def refit_document(document: Mapping[str, Any], epochs: int, rows: PreparedRows)
     found["train"] |= {"epochs": epochs}
     if found["train"]["minibatch_size"] == rows.training:
         found["train"]["minibatch_size"] += rows.validation
-    del found["train"]["evaluation_steps"]
+    for name in ("evaluation_steps", "max_steps"):  # the number of epochs has what they decided
+        found["train"].pop(name, None)
     found["export"] = {"path": "export"}
     return found
 
@@ -85,13 +89,21 @@ def count_epochs(history: History, records_done: int, rows: int, most: int) -> i
     """
     if not history or not rows:
         return most
-    best = min(history, key=lambda each: each[1].get("loss", math.inf))[0]
+    best = min(history, key=lambda each: _finite(each[1], "loss"))[0]
     # A step has more records than a minibatch if several workers train together.
     epochs = math.ceil(best / max(step for step, _ in history) * records_done / rows - 1e-6)
     return max(min(_LEAST_EPOCHS, most), epochs)
 
 
-def find_gain(kind: LabelKind, rows: int, linear: Mapping[str, float], network: Mapping[str, float]) -> float:
+def _finite(metrics: Mapping[str, float | None], name: str) -> float:
+    """A metric of which less is better; infinity if it is not finite."""
+    value = metrics.get(name)
+    return math.inf if value is None or math.isnan(value) else value
+
+
+def find_gain(
+    kind: LabelKind, rows: int, linear: Mapping[str, float | None], network: Mapping[str, float | None]
+) -> float:
     """By how much the log-likelihood of the validation rows is higher with the network than with the linear model.
 
     Args:
@@ -102,8 +114,8 @@ def find_gain(kind: LabelKind, rows: int, linear: Mapping[str, float], network: 
     """
     if kind is LabelKind.NUMBER:
         name = "root_mean_squared_error"
-        return rows * math.log(max(linear[name], 1e-30) / max(network[name], 1e-30))
-    return rows * (linear["log_loss"] - network["log_loss"])
+        return rows * (math.log(max(_finite(linear, name), 1e-30)) - math.log(max(_finite(network, name), 1e-30)))
+    return rows * (_finite(linear, "log_loss") - _finite(network, "log_loss"))
 
 
 def find_least_gain(evaluations: int) -> float:

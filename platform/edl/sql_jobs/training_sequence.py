@@ -44,7 +44,7 @@ class MeasuredTraining:
     """
 
     history: History
-    metrics: Mapping[str, float]
+    metrics: Metrics
     records_done: int
 
 

@@ -27,7 +27,7 @@ _MOST_COMPARED_VALUES = 1_000_000
 LARGE_VECTORS = 1 << 24
 """Numbers in vectors of categories from which one process is slow: its optimizer looks at all of them in each step, and
 a parameter server at those of the minibatch."""
-_STRATEGY = "strategy.name"
+STRATEGY_SETTING = "strategy.name"
 TOO_MANY_TO_REFIT = f"on a cluster the master does that, and there are {SMALL_TABLE_ROWS:,} rows or more"
 """Why the submitted model of a large table does not train again on all rows."""
 
@@ -107,7 +107,7 @@ def choose_settings(
         compares=no_refit is None and statement.estimator is None and rows * len(plan.used) <= _MOST_COMPARED_VALUES,
         refit_reason=(no_refit or "") if rows < SMALL_TABLE_ROWS else "",
         without_effect={name: why for name, why in WITHOUT_EFFECT.items() if name in statement.attributes},
-        strategy="ParameterServer" if vectors >= LARGE_VECTORS and _STRATEGY not in given.fields else "Local",
+        strategy="ParameterServer" if vectors >= LARGE_VECTORS and STRATEGY_SETTING not in given.fields else "Local",
         vector_numbers=vectors,
     )
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sqlite3
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -207,6 +211,57 @@ def test_a_model_that_cannot_be_trained_again_is_the_one_that_was_measured(
     assert "because training again failed: edl run failed: no memory" in capsys.readouterr().err
 
 
+def test_a_pod_without_room_for_a_second_training_keeps_the_model_that_was_measured(
+    volume: Volume, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def find_no_room(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    run = train_small(volume)
+    monkeypatch.setattr(cluster_commands.shutil, "copytree", find_no_room)
+    finish(run, SUMMARY)
+    (model,) = volume.models.list_models()
+    assert (model.folder / "model.keras").read_text(encoding="utf-8") == "measured weights"
+    said = capsys.readouterr().err
+    assert "because training again failed" in said
+    assert os.strerror(errno.ENOSPC) in said
+
+
+def test_the_reason_names_no_folder_that_is_gone(
+    volume: Volume, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = FakeRuns(0.75)
+    fake.error = JobFailedError("edl run failed", where="/tmp/gone", hint="the log is /tmp/gone/edl.log")
+    monkeypatch.setattr(cluster_commands, "run_edl", fake.run)
+    finish(train_small(volume), SUMMARY)
+    assert "/tmp/gone" not in capsys.readouterr().err
+
+
+def test_the_copy_of_a_master_that_was_killed_is_removed_by_the_next_one(
+    volume: Volume, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def be_killed(*_: object, **__: object) -> None:
+        raise Killed
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "pod"))
+    (tmp_path / "pod").mkdir()
+    monkeypatch.setattr(cluster_commands, "run_edl", be_killed)
+    run = train_small(volume)
+    # A process that is killed removes nothing, and a container that starts again in the same pod has its files.
+    with monkeypatch.context() as patch:
+        patch.setattr(TemporaryDirectory, "cleanup", lambda self: self._finalizer.detach())
+        patch.setattr(TemporaryDirectory, "__exit__", lambda self, *_: bool(self._finalizer.detach()) and None)
+        with pytest.raises(Killed):
+            finish(run, SUMMARY)
+    assert list((tmp_path / "pod").rglob("*.parquet"))
+    monkeypatch.setattr(cluster_commands, "run_edl", FakeRuns(0.75).run)
+    finish(run, SUMMARY)
+    assert list((tmp_path / "pod").iterdir()) == []
+
+
 def test_masters_that_are_lost_while_they_train_again_do_not_begin_for_ever(
     volume: Volume, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,6 +286,7 @@ def test_masters_that_are_lost_while_they_train_again_do_not_begin_for_ever(
         (SMALL.replace("LABEL", "TO TRAIN dnn WITH validation.refit=false LABEL"), {}, []),
         (SMALL, {"base": {"train": {"epochs": 3}}}, []),
         (SMALL, {"settings": ("train.max_steps=3",)}, []),
+        (SMALL, {"settings": ("train={epochs: 3}",)}, []),
         (
             SMALL.replace("LABEL", "TO TRAIN dnn WITH validation.refit=true LABEL"),
             {"base": {"train": {"epochs": 3}}},
@@ -255,6 +311,11 @@ def test_who_says_how_long_a_model_trains_gets_no_second_training(
         ("WITH strategy.name='AllReduce'", {}, "AllReduce"),
         ("", {"base": {"strategy": {"name": "AllReduce"}}}, "AllReduce"),
         ("", {"settings": ("strategy.name=AllReduce",)}, "AllReduce"),
+        # Fields that only AllReduce has.
+        ("WITH strategy.global_batch=64", {}, "AllReduce"),
+        ("WITH evaluation.max_workers=0", {}, "AllReduce"),
+        ("", {"base": {"evaluation": {"max_workers": 0}}}, "AllReduce"),
+        ("", {"settings": ("evaluation.max_workers=0",)}, "AllReduce"),
     ],
 )
 def test_vectors_of_many_ids_lie_on_parameter_servers_unless_a_strategy_is_named(
@@ -287,7 +348,10 @@ def test_the_model_is_registered_once_with_its_metrics_and_the_rows_go(volume: V
     assert (model.name, model.version, model.metrics, model.history) == ("m", 1, METRICS, [[5, METRICS]])
     assert (model.folder / "model.py").exists()
     assert not (run.path / FOLDER / "data").exists()
+    # A master that was lost before it removed the rows.
+    (run.path / FOLDER / "data").mkdir()
     finish(run, {"metrics": METRICS})
+    assert not (run.path / FOLDER / "data").exists()
     # A master that was lost before it noted that it had finished.
     (run.path / FOLDER / "finished.json").unlink()
     finish(run, {"metrics": METRICS})

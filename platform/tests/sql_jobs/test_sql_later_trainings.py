@@ -40,11 +40,22 @@ def test_the_second_training_has_the_best_epochs(losses: Sequence[float], record
     assert count_epochs(history, records, 300, most) == epochs
 
 
+def test_an_evaluation_whose_loss_is_not_finite_is_not_the_best() -> None:
+    history = [(10, {"loss": None}), (20, {"loss": 0.5}), (30, {"loss": math.nan})]
+    assert count_epochs(history, 9000, 300, 120) == 20
+
+
 def test_the_gain_is_one_of_log_likelihood() -> None:
     assert find_gain(LabelKind.BINARY, 50, {"log_loss": 0.5}, {"log_loss": 0.4}) == pytest.approx(5.0)
     # Of a normal distribution with the deviation of the errors, a row has the log-likelihood -log(deviation) - ...
     errors = [{"root_mean_squared_error": value} for value in (2.0, 1.0)]
     assert find_gain(LabelKind.NUMBER, 10, errors[0], errors[1]) == pytest.approx(10 * math.log(2))
+    # What is not finite is None in a summary, and worse than any number.
+    for kind, name in ((LabelKind.CLASSES, "log_loss"), (LabelKind.NUMBER, "root_mean_squared_error")):
+        assert find_gain(kind, 10, {name: None}, {name: 0.5}) == math.inf
+        assert find_gain(kind, 10, {name: math.nan}, {name: 0.5}) == math.inf
+        assert find_gain(kind, 10, {name: 0.5}, {name: None}) == -math.inf
+        assert not find_gain(kind, 10, {name: None}, {name: None}) > 5
     # Of many evaluations one is high by chance.
     assert [find_least_gain(count) for count in (0, 1, 100)] == pytest.approx([5, 5, 5 + math.log(100)])
     assert describe_choice(12.0, 11.9).startswith("the network beside")
@@ -67,6 +78,15 @@ def test_each_step_of_the_linear_model_has_all_rows() -> None:
     assert refit["data"] == {"training": ["t", "v"]}
     assert refit_document(document, 9, PreparedRows(120, 30))["train"] == {"minibatch_size": 32, "epochs": 9}
     assert document["train"] == {"minibatch_size": 32, "epochs": 120, "evaluation_steps": 4}
+
+
+def test_the_steps_of_the_first_training_do_not_cut_the_others_off() -> None:
+    train = {"minibatch_size": 32, "epochs": 120, "evaluation_steps": None, "max_steps": 100}
+    data = {"training": "t", "validation": "v"}
+    document = {"name": "m", "model": {"params": {}}, "data": data, "train": train}
+    linear = linear_document(document, 120)
+    assert linear["train"] == {"minibatch_size": 120, "epochs": 300, "evaluation_steps": 15}
+    assert refit_document(document, 9, PreparedRows(120, 30))["train"] == {"minibatch_size": 32, "epochs": 9}
 
 
 def test_the_rate_falls_to_zero_and_the_rest_is_that_of_the_first_module(
