@@ -82,8 +82,8 @@ def custom_data_reader(origin, records) -> Reader:
 
 
 def feed(dataset, mode, metadata):
-    def parse(record):
-        row = tf.io.decode_raw(record, tf.uint8)
-        return tf.cast(row[:-1], tf.float32) / 255, tf.cast(row[-1], tf.int32)
+    def parse(records):
+        rows = tf.io.decode_raw(records, tf.uint8)
+        return tf.cast(rows[:, :-1], tf.float32) / 255, tf.cast(rows[:, -1], tf.int32)
 
-    return dataset.map(parse)
+    return dataset.batch(_IMAGES).map(parse).unbatch()

@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import tensorflow as tf
@@ -45,6 +45,8 @@ _BATCHING_OPS = frozenset({"BatchDataset", "BatchDatasetV2", "ParallelBatchDatas
 _CONTROL_FLOW_OPS = frozenset({"If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile", "For", "Switch",
                                "RefSwitch", "Merge", "RefMerge", "Enter", "RefEnter", "Exit", "RefExit",
                                "NextIteration", "RefNextIteration", "LoopCond"})  # fmt: skip
+_SIMPLE_BATCHING_OPS = frozenset({"BatchDataset", "BatchDatasetV2", "ParallelBatchDataset"})
+_ONE_TO_ONE_OPS = frozenset({"MapDataset", "ParallelMapDataset", "ParallelMapDatasetV2", "PrefetchDataset"})
 _PARALLEL_MAP_OPS = frozenset({"ParallelMapDataset", "ParallelMapDatasetV2", "ParallelInterleaveDatasetV4"})
 _IMAGE_OPS = frozenset({"DecodeImage", "DecodeJpeg", "DecodePng", "DecodeBmp", "DecodeGif", "DecodeWebP",
                         "DecodeAndCropJpeg"})  # fmt: skip
@@ -211,12 +213,25 @@ class FeedFunction:
                 if bad_images:
                     error.hint = f"{error.hint}; {_BAD_IMAGE_HINT}" if error.hint else _BAD_IMAGE_HINT
             raise
-        if outputs is None:
+        if outputs is None or not self._count_elements(tag, outputs):
             return None
         minibatch = Minibatch(tag, outputs, None) if self.mode == "prediction" else Minibatch(tag, *outputs)
         if (elements := count_records(minibatch.features)) > len(window.records):
             self._raise_too_many(tag, window, f"{elements}")
         return minibatch
+
+    def _count_elements(self, tag: int, outputs: Any) -> int:
+        """The number of elements; batches that ``feed`` has made may be empty, or columns of unequal lengths."""
+        counts = {int(leaf.shape[0]) for leaf in tf.nest.flatten(outputs) if isinstance(leaf, tf.Tensor)}
+        if len(counts) > 1:
+            error = FeedError(
+                f"feed yields columns of {' and '.join(map(str, sorted(counts, reverse=True)))} elements",
+                where=inspect.getfile(inspect.unwrap(self._feed)),
+                hint="return as many labels as features",
+            )
+            error.tag = tag
+            raise error
+        return next(iter(counts), 1)
 
     def _find_bad_images(self, window: RecordWindow) -> list[int]:
         """The records with an image that TensorFlow cannot decode, and for which ``feed`` raises."""
@@ -313,8 +328,15 @@ class FeedFunction:
         # One batch of all elements. It is larger than the window, so that too many elements can be
         # counted.
         longest = _count_in_graph(records) * _MAX_FEED_GROWTH
-        batches = dataset.padded_batch(longest) if self._pad else dataset.batch(longest)
-        minibatch = _decode_images_in_threads(batches).get_single_element()
+        batches = _decode_images_in_threads(dataset.padded_batch(longest) if self._pad else dataset.batch(longest))
+        bulk = _find_bulk_parse(dataset)
+        if bulk is None:
+            minibatch = batches.get_single_element()
+        else:
+            # To take a batch apart and to make it again would cost as much as to parse it.
+            minibatch = tf.cond(
+                _count_in_graph(records) <= bulk.size, bulk.batches.get_single_element, batches.get_single_element
+            )
         _run_maps_on_one_thread()
         return minibatch
 
@@ -423,6 +445,41 @@ def _any_count(records: Any) -> Any:
 def _count_in_graph(records: Any) -> Any:
     column = next(iter(records.values())) if isinstance(records, dict) else records
     return column.nrows(tf.int64) if isinstance(column, tf.RaggedTensor) else tf.shape(column, tf.int64)[0]
+
+
+class _BulkParse(NamedTuple):
+    """What a ``feed`` that ends with ``unbatch()`` takes apart.
+
+    Attributes:
+        batches: the data set before ``unbatch()``.
+        size: the largest number of records for which it has one batch.
+    """
+
+    batches: tf.data.Dataset
+    size: Any
+
+
+def _find_bulk_parse(dataset: tf.data.Dataset) -> _BulkParse | None:
+    """Of a ``feed`` such as ``dataset.batch(1024).map(parse).unbatch()``, the part before ``unbatch()``.
+
+    None: it does something else, or yields other than dense tensors.
+    """
+    specs = tf.nest.flatten(dataset.element_spec)
+    operation = tf.data.experimental.to_variant(dataset).op
+    if operation.type != "UnbatchDataset" or not all(_is_dense(spec) for spec in specs):
+        return None
+    variant = operation.inputs[0]
+    batching = variant.op
+    while batching.type in _ONE_TO_ONE_OPS:
+        batching = batching.inputs[0].op
+    if batching.type not in _SIMPLE_BATCHING_OPS or batching.inputs[0].op.type != "TensorSliceDataset":
+        return None
+    spec = tf.nest.map_structure(lambda each: tf.TensorSpec([None, *each.shape], each.dtype), dataset.element_spec)
+    return _BulkParse(tf.data.experimental.from_variant(variant, spec), batching.inputs[1])
+
+
+def _is_dense(spec: Any) -> bool:
+    return isinstance(spec, tf.TensorSpec) and spec.shape.rank is not None
 
 
 def _run_maps_on_one_thread() -> None:

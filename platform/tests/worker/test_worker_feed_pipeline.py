@@ -23,7 +23,7 @@ from edl.data.record_columns import ColumnRecords, RaggedColumn  # noqa: E402
 from edl.data.tf_example import serialize_example  # noqa: E402
 from edl.keras.model_contract import load_model_module  # noqa: E402
 from edl.keras.user_code import UserCodeError  # noqa: E402
-from edl.worker.feed_pipeline import FeedError, FeedFunction, _to_tensors, feed_in_background  # noqa: E402
+from edl.worker.feed_pipeline import FeedError, FeedFunction, _find_bulk_parse, _to_tensors, feed_in_background  # noqa: E402
 from edl.worker.lease_client import LeasedTask  # noqa: E402
 from edl.worker.record_stream import CorruptRecordSkipper, RecordStream, RecordWindow  # noqa: E402
 
@@ -201,6 +201,89 @@ def test_a_feed_that_cannot_be_traced_is_not_blamed_on_records() -> None:
 def test_batches_that_are_unbatched_again_are_fine() -> None:
     found = list(feed_minibatches(lambda d, m, i: d.map(pair).batch(3).unbatch(), "training", None, windows()))
     assert [minibatch.features.shape for minibatch in found] == [(4, 2)] * 5
+
+
+def parse_in_bulk(records: Any) -> Any:
+    example = tf.io.parse_example(records, SPEC)
+    return {"x": example["x"], "y": (example["y"], tf.strings.as_string(example["y"]))}, example["y"]
+
+
+def takes_batches_as_they_are(feed: Any) -> bool:
+    operations = traced_operations(FeedFunction(feed, "training", None), window(0, 4))
+    return any(each.type in ("If", "StatelessIf") for each in operations)
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 1024])
+def test_batches_that_feed_has_made_have_the_values_of_batches_that_are_taken_apart(size: int) -> None:
+    # Whatever follows `unbatch` makes EDL take single records.
+    feeds = [
+        lambda d, m, i: d.batch(size).map(parse_in_bulk).prefetch(1).unbatch(),
+        lambda d, m, i: d.batch(size).map(parse_in_bulk).unbatch().prefetch(1),
+    ]
+    assert [takes_batches_as_they_are(feed) for feed in feeds] == [True, False]
+    once, apart = (list(feed_minibatches(feed, "training", None, windows(4, 10))) for feed in feeds)
+    assert [minibatch.tag for minibatch in once] == [minibatch.tag for minibatch in apart] == [0, 1, 2]
+    for one, other in zip(once, apart, strict=True):
+        values, others = ((each.features, each.labels) for each in (one, other))
+        tf.nest.assert_same_structure(values, others)
+        for left, right in zip(tf.nest.flatten(values), tf.nest.flatten(others), strict=True):
+            np.testing.assert_array_equal(left, right)
+
+
+@pytest.mark.parametrize(
+    "feed",
+    [
+        lambda d, m, i: d.batch(4).shuffle(4, seed=1).map(parse_in_bulk).unbatch(),
+        lambda d, m, i: d.map(pair).batch(4).unbatch(),
+        lambda d, m, i: d.batch(2).batch(2).map(lambda rows: parse_in_bulk(tf.reshape(rows, [-1]))).unbatch(),
+        lambda d, m, i: d.batch(4).map(lambda rows: tf.RaggedTensor.from_row_lengths(rows, [1, 3])).unbatch(),
+    ],
+)
+def test_what_may_have_several_batches_is_taken_apart(feed: Any) -> None:
+    dataset = feed(tf.data.Dataset.from_tensor_slices(RECORDS[:4]), "training", None)
+    with tf.Graph().as_default():
+        assert _find_bulk_parse(feed(tf.data.Dataset.from_tensor_slices(RECORDS[:4]), "training", None)) is None
+    assert len(list(dataset)) > 1
+
+
+@pytest.mark.parametrize(("size", "said"), [(2, "feed.. raised"), (1024, "feed yields columns of 4 and 3 elements")])
+def test_columns_of_unequal_lengths_are_refused(size: int, said: str) -> None:
+    def feed(dataset: Any, mode: str, metadata: Any) -> Any:
+        return dataset.batch(size).map(pair_of_unequal_lengths).unbatch()
+
+    def pair_of_unequal_lengths(records: Any) -> Any:
+        example = tf.io.parse_example(records, SPEC)
+        return example["x"], example["y"][1:]
+
+    with pytest.raises(FeedError, match=said):
+        list(feed_minibatches(feed, "training", None, windows()))
+
+
+def test_batches_of_several_shapes_get_the_hint() -> None:
+    def feed(dataset: Any, mode: str, metadata: Any) -> Any:
+        return dataset.batch(2).map(widths_of_first_record).unbatch()
+
+    def widths_of_first_record(records: Any) -> Any:
+        example = tf.io.parse_example(records, SPEC)
+        return tf.zeros([tf.shape(records, tf.int64)[0], 1 + example["y"][0]]), example["y"]
+
+    with pytest.raises(FeedError) as caught:
+        list(feed_minibatches(feed, "training", None, windows()))
+    assert "same shapes" in caught.value.hint
+
+
+@pytest.mark.parametrize("size", [2, 1024])
+def test_a_bulk_feed_that_keeps_nothing_has_no_features(size: int) -> None:
+    def feed(dataset: Any, mode: str, metadata: Any) -> Any:
+        return dataset.batch(size).map(only_large).unbatch()
+
+    def only_large(records: Any) -> Any:
+        example = tf.io.parse_example(records, SPEC)
+        kept = example["y"] >= 6
+        return tf.boolean_mask(example["x"], kept), tf.boolean_mask(example["y"], kept)
+
+    found = feed_minibatches(feed, "training", None, windows())
+    assert [0 if m.features is None else m.features.shape[0] for m in found] == [0, 2, 4, 4, 4]
 
 
 @pytest.mark.parametrize("mode", ["training", "evaluation", "prediction"])
