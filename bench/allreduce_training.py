@@ -32,7 +32,7 @@ UNROLLS = (1, 4)
 PROGRAMS = ("mirrored", "fit")
 """Under the strategy: a loop over raw variables, and ``fit`` of ``tf_keras``."""
 WARM_STEPS = 5
-POLL_SECONDS = 0.05
+POLL_SECONDS = 0.25
 LIMIT, PEER = "two workers that exchange nothing", "`MultiWorkerMirroredStrategy`"
 Rates = dict[str, float]
 
