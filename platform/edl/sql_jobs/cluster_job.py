@@ -43,6 +43,11 @@ CREDENTIALS = ("EDL_DATABASE", "EDL_DATABASE_USER", "EDL_DATABASE_PASSWORD")
 """Keys of the Secret, which are the names of the variables, too."""
 _COMMAND = ("python", "-P", "-m", "edl.sql_jobs.cluster_commands")
 _OF_THE_STATEMENT = ("model", "data", "task", "command", "export")
+_WRITTEN = (
+    "task", "command", "export", "model.zoo", "model.definition", "model.params", "model.weights",
+    "data.training", "data.validation", "data.prediction", "data.schema",
+)  # fmt: skip
+"""What the statement determines, or writes when its rows are read, over what ``--set`` says."""
 _WORKERS = 2
 _VERBS = {EvaluateStatement: "evaluate", PredictStatement: "predict", ExplainStatement: "explain"}
 
@@ -89,6 +94,12 @@ def cluster_job(statement: Statement, text: str, options: ClusterOptions, mount:
         if name in options.base:
             raise BadInputError(
                 f"has the field {name}, which is the statement's", where="--job-file", hint=f"leave {name} out"
+            )
+    for setting in options.settings:
+        name = setting.partition("=")[0]
+        if name in ("model", "data") or any(name == each or name.startswith(f"{each}.") for each in _WRITTEN):
+            raise BadInputError(
+                f"sets {name}, which is the statement's", where=f"--set {setting}", hint="leave it out, or use WITH"
             )
     folder = posixpath.join(mount, FOLDER)
     module = find_module(statement)

@@ -122,6 +122,12 @@ def test_a_setting_of_the_command_line_counts_most(volume: Volume) -> None:
     assert load_job_file(run.spec).train.epochs == 7
 
 
+@pytest.mark.parametrize("setting", ["model.params.dropout=0.5", "model={}", "data.schema={label: x}", "export=null"])
+def test_a_setting_that_the_statement_would_overwrite_is_refused(volume: Volume, setting: str) -> None:
+    with pytest.raises(BadInputError, match="which is the statement's"):
+        volume.submit(TRAIN, settings=(setting,))
+
+
 class FakeRuns:
     """Stands for ``run_edl`` in the master's pod."""
 
