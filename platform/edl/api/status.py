@@ -1,7 +1,7 @@
 """What a job reports: its current status, its timeline, its losses, and at its end its summary or failure.
 
-``status.json``, the events of edl.api.events and, on Kubernetes, the status ConfigMap consist of these values. Times
-are unix seconds, record ranges are half open. Numbers that are not finite are null in JSON and read as None.
+``status.json``, the events of edl.api.run_events and, on Kubernetes, the status ConfigMap consist of these values.
+Times are unix seconds, record ranges are half open. Numbers that are not finite are null in JSON and read as None.
 ``edl.jobfile.section_type`` reads and writes them, strictly: an unknown or missing field raises SpecError.
 
 Sizes are bounded: the status lists the fullest tables only, with the number of all tables.

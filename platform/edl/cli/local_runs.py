@@ -22,7 +22,7 @@ from typing import Annotated, TypeAlias, TypeVar
 import typer
 
 from edl.api.errors import BadInputError, EdlError
-from edl.api.events import JobEvent, RunStarted, WarningRaised
+from edl.api.run_events import JobEvent, RunStarted, WarningRaised
 from edl.api.status import ENDED, JobFailure, Status, Summary, TimelinePoint
 from edl.cluster.kubernetes.api_errors import NoKubeconfigError
 from edl.cluster.local.desired_state_file import DesiredStateFile

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from edl.api.events import EvaluationEnded
+from edl.api.run_events import EvaluationEnded
 from edl.api.status import ParametersStatus, RoleStatus, Status, TableStatus, TimelinePoint
 from edl.cli.list import job_json
 from edl.cli.local_runs import JobLookup, LocalOption, job_lookup

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edl.api.errors import INTERRUPTED_EXIT, BadInputError, EdlError, JobFailedError
-from edl.api.events import RunStarted
 from edl.api.job_spec import JobSpec
+from edl.api.run_events import RunStarted
 from edl.cli.options import confirm_action, connect_api
 from edl.cli.submission_plan import SubmissionPlan, SubmissionReporter
 from edl.cluster.kubernetes.api_errors import ApiError

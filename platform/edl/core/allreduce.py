@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from edl.api.cluster_port import Role
-from edl.api.events import CallbackDecided, RecordsRequeued, WarningRaised, WorldChanged
 from edl.api.journal_entries import LeaseReturned, StoppedByCallback
+from edl.api.run_events import CallbackDecided, RecordsRequeued, WarningRaised, WorldChanged
 from edl.api.status import RANKS_SHOWN, WorldStatus
 from edl.core import member_crashes, world_checkpoints, world_entries, world_evaluations, world_model_files
 from edl.core.checkpointing import steps_before_pause

@@ -6,8 +6,6 @@ The protocol is in docs/design/0002-record-accounting.md.
 from __future__ import annotations
 
 from edl.api.cluster_port import Role
-from edl.api.events import CheckpointSaved as CheckpointSavedEvent
-from edl.api.events import EvaluationStarted, RollbackDone, WarningRaised
 from edl.api.journal_entries import (
     CheckpointWritten,
     CutAnnounced,
@@ -17,6 +15,8 @@ from edl.api.journal_entries import (
     FinalCutPinned,
     LeaseProgressed,
 )
+from edl.api.run_events import CheckpointSaved as CheckpointSavedEvent
+from edl.api.run_events import EvaluationStarted, RollbackDone, WarningRaised
 from edl.core import cuts, update_accounting
 from edl.core.cuts import CheckpointFailure, CutStage, PendingCut
 from edl.core.events import (

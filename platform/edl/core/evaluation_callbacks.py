@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edl.api.events import CallbackDecided, WarningRaised
 from edl.api.journal_entries import BestWeightsRestored, CallbacksDeclared, CutAnnounced
+from edl.api.run_events import CallbackDecided, WarningRaised
 from edl.core.cuts import WORLD_STEP_KEY, CutStage
 from edl.core.evaluation import (
     BestCheckpoint,

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, PodStatus, Role
-from edl.api.events import JobEvent as PublishedEvent
-from edl.api.events import StallBegan
 from edl.api.journal_entries import JournalEntry
 from edl.api.round_id import RoundId
+from edl.api.run_events import JobEvent as PublishedEvent
+from edl.api.run_events import StallBegan
 from edl.core.cuts import SavedCheckpoint, WrittenShard
 from edl.core.evaluation import DeclaredCallback
 from edl.core.evaluation_copies import NO_COPY, CopyReport

@@ -7,7 +7,6 @@ from typing import Any
 
 from edl.api.cluster_port import Role
 from edl.api.errors import BadInputError
-from edl.api.events import CallbackDecided, EvaluationEnded, ModelExported, RequeuedRecordsLeased, WarningRaised
 from edl.api.journal_entries import (
     DatasetEntered,
     EvaluationCompleted,
@@ -18,6 +17,7 @@ from edl.api.journal_entries import (
     StoppedByCallback,
     WorkerWarned,
 )
+from edl.api.run_events import CallbackDecided, EvaluationEnded, ModelExported, RequeuedRecordsLeased, WarningRaised
 from edl.core import evaluation_callbacks, revocation, world_evaluations, world_model_files
 from edl.core.checkpointing import is_ledger_frozen, steps_before_pause
 from edl.core.events import (

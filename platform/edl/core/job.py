@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from edl.api.cluster_port import Role
-from edl.api.events import EvaluationStarted, WarningRaised
 from edl.api.journal_entries import EvaluationAbandoned, EvaluationBegun, FinalCutPinned, JobPhaseChanged, MasterStarted
+from edl.api.run_events import EvaluationStarted, WarningRaised
 from edl.core import (
     allreduce,
     checkpointing,

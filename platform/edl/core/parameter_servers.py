@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Set
 
 from edl.api.cluster_port import Role
-from edl.api.events import RollbackDone, WarningRaised
 from edl.api.journal_entries import (
     CheckpointReplaced,
     EvaluationAbandoned,
@@ -14,6 +13,7 @@ from edl.api.journal_entries import (
     ParametersRestored,
     ParametersRolledBack,
 )
+from edl.api.run_events import RollbackDone, WarningRaised
 from edl.core import checkpointing, evaluation_callbacks, update_accounting
 from edl.core.cuts import CutStage, SavedCheckpoint
 from edl.core.decision import Decision

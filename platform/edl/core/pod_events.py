@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from edl.api.cluster_port import Role
-from edl.api.events import RoleEnded, RoleLeaving, RoleStarted, WarningRaised
 from edl.api.journal_entries import WorkerChanged, WorkerDismissed, WorkerMemoryRaised
+from edl.api.run_events import RoleEnded, RoleLeaving, RoleStarted, WarningRaised
 from edl.core import member_crashes, parameter_servers, pod_lifecycle, scaling
 from edl.core.events import Acknowledged, PodChanged, PodsSynced, StartRefused, WorkerFailed, WorkerLeft
 from edl.core.grants import record_heartbeat, record_lease_progress

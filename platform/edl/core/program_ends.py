@@ -7,8 +7,8 @@ cluster takes away is no failure here either, as long as the program of another 
 
 from __future__ import annotations
 
-from edl.api.events import WarningRaised
 from edl.api.journal_entries import JobPhaseChanged
+from edl.api.run_events import WarningRaised
 from edl.core.events import EndJob
 from edl.core.job_pods import JobPod
 from edl.core.pod_lifecycle import PodState

@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from edl.api.cluster_port import Role
-from edl.api.events import LeaseRevoked, RangeQuarantined, RecordsRequeued
 from edl.api.journal_entries import LeaseReturned, RevocationStarted
+from edl.api.run_events import LeaseRevoked, RangeQuarantined, RecordsRequeued
 from edl.core import checkpointing
 from edl.core.events import LeasesRevoked, RevokeLeases, Tick
 from edl.core.lease_timeouts import LeaseHolder

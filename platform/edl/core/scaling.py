@@ -13,8 +13,8 @@ from __future__ import annotations
 from itertools import islice
 
 from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, Role
-from edl.api.events import RoleLeaving, RoleRequested, WorkerCountChanged
 from edl.api.journal_entries import WorkerChanged, WorkerDismissed, WorkersScaled
+from edl.api.run_events import RoleLeaving, RoleRequested, WorkerCountChanged
 from edl.core import worker_priority
 from edl.core.events import DeletePod, ScaleRequested, StartPod
 from edl.core.grants import remaining_step_budget

@@ -8,7 +8,7 @@ minutes it is asked to stop, as an excess worker is. The usual rules then find i
 from __future__ import annotations
 
 from edl.api.cluster_port import Role
-from edl.api.events import WarningRaised
+from edl.api.run_events import WarningRaised
 from edl.core.grants import record_heartbeat
 from edl.core.lease_timeouts import SILENCE_FLOOR
 from edl.core.scaling import terminate_worker

@@ -10,7 +10,7 @@ beginning and the end of a stall, and any further PS that is missing or on a los
 from __future__ import annotations
 
 from edl.api.cluster_port import Role
-from edl.api.events import StallEnded
+from edl.api.run_events import StallEnded
 from edl.core.events import MissingPs, TrainingStalled
 from edl.core.job_pods import PS_SILENCE_SECONDS, JobPod
 from edl.core.state import JobState, StallState

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edl.api.cluster_port import MOST_WORKERS
-from edl.api.events import JobEvent
 from edl.api.journal_entries import (
     BestWeightsRestored,
     CallbacksDeclared,
@@ -52,6 +51,7 @@ from edl.api.journal_entries import (
     WorldAnnounced,
     WorldStarted,
 )
+from edl.api.run_events import JobEvent
 from edl.core import evaluation, update_accounting, world_entries
 from edl.core.crash_suspects import CrashSuspects
 from edl.core.cuts import (

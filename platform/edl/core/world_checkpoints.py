@@ -9,8 +9,8 @@ describes the protocol.
 
 from __future__ import annotations
 
-from edl.api.events import CheckpointSaved, RollbackDone, WarningRaised
 from edl.api.journal_entries import CheckpointReplaced, CheckpointWritten, CutAnnounced, CutCalledOff
+from edl.api.run_events import CheckpointSaved, RollbackDone, WarningRaised
 from edl.core import world_evaluations
 from edl.core.checkpoint_shares import MOST_WRITERS
 from edl.core.checkpointing import RETRY_SAVING_SECONDS, RETRY_SECONDS, clear_save_failure, record_save_failure

@@ -7,8 +7,8 @@ describes both.
 
 from __future__ import annotations
 
-from edl.api.events import EvaluationStarted, WarningRaised
 from edl.api.journal_entries import EvaluationAbandoned, EvaluationBegun
+from edl.api.run_events import EvaluationStarted, WarningRaised
 from edl.core import revocation
 from edl.core.ledger import EVALUATION, METRICS
 from edl.core.state import JobState

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Self
 
 from edl.api.cluster_port import TerminationCause
-from edl.api.events import JobEvent, RecordsRequeued, RequeuedRecordsLeased, RoleEnded, RoleLeaving, RollbackDone
+from edl.api.run_events import JobEvent, RecordsRequeued, RequeuedRecordsLeased, RoleEnded, RoleLeaving, RollbackDone
 from edl.api.status import DisruptionReport
 
 # reasons of ends that are part of a normal run

@@ -1,11 +1,11 @@
-"""Lines of ``events.jsonl`` and of ``--json``: reads and writes the events of edl.api.events."""
+"""Lines of ``events.jsonl`` and of ``--json``: reads and writes the events of edl.api.run_events."""
 
 from __future__ import annotations
 
 import json
 
-from edl.api.events import EVENTS, JobEvent
 from edl.api.fields import JsonValue
+from edl.api.run_events import EVENTS, JobEvent
 from edl.core.strict_json import decode_json_file
 from edl.jobfile import section_type
 from edl.jobfile.document_tree import SpecError, SpecProblem

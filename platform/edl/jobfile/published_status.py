@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from edl.api.events import JobEvent
+from edl.api.run_events import JobEvent
 from edl.api.status import DisruptionReport, JobFailure, Status, Summary, TimelinePoint
 from edl.core.strict_json import decode_json_file
 from edl.jobfile import event_json

@@ -16,8 +16,8 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from edl.api.events import JobEvent
 from edl.api.fields import Field, JsonValue
+from edl.api.run_events import JobEvent
 from edl.jobfile.document_tree import (
     DocumentNode,
     ReadContext,
@@ -249,7 +249,7 @@ T = TypeVar("T")
 
 
 def section_of(report: type) -> SectionType:
-    """The section of a class of ``edl.api.status`` or ``edl.api.events``; an event's has its kind as a constant."""
+    """The section of a class of ``edl.api.status`` or ``edl.api.run_events``; an event's has its kind as a constant."""
     return SectionType(report, constants=(("event", report.kind),) if issubclass(report, JobEvent) else ())
 
 

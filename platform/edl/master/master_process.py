@@ -35,8 +35,8 @@ from pathlib import Path
 
 from edl.api.cluster_port import POD_GRACE_SECONDS, Role
 from edl.api.errors import SIGTERM_EXIT, BadInputError, EdlError, StorageError
-from edl.api.events import RoleStarted, WarningRaised
 from edl.api.job_spec import CheckpointSpec, JobSpec
+from edl.api.run_events import RoleStarted, WarningRaised
 from edl.cluster.status_port import DesiredState
 from edl.core import worker_priority
 from edl.core.cuts import FINAL_SECONDS, STOPPED

@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 
 from edl.api.errors import EdlError, StorageError
-from edl.api.events import JobEnded, JobEvent, RunStarted
 from edl.api.job_spec import JobSpec
+from edl.api.run_events import JobEnded, JobEvent, RunStarted
 from edl.api.status import ENDED, JobFailure, Status, Summary, TimelinePoint
 from edl.cluster.status_port import StatusPublisher
 from edl.core.events import EndJob

@@ -17,7 +17,7 @@ from typing import Any
 
 from edl.api.cluster_port import Role
 from edl.api.errors import EdlError, StorageError
-from edl.api.events import EvaluationEnded, JobEvent, StallBegan
+from edl.api.run_events import EvaluationEnded, JobEvent, StallBegan
 from edl.api.status import STALLED, ParametersStatus, RoleStatus, Status, Summary
 from edl.core.allreduce import describe_world
 from edl.core.events import EmitEvent, MissingPs, PhaseEntered, TrainingStalled

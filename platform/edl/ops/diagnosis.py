@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import dropwhile, pairwise
 
 from edl.api.cluster_port import Role
-from edl.api.events import RoleEnded, RoleStarted, WarningRaised
+from edl.api.run_events import RoleEnded, RoleStarted, WarningRaised
 from edl.api.status import DisruptionReport, ParametersStatus, RoundStatus, TimelinePoint
 from edl.cluster.kubernetes.pod_status import is_pod_over
 from edl.cluster.kubernetes.resource_kinds import Manifest, is_being_deleted

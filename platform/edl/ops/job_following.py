@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from edl.api.errors import RetryableError
-from edl.api.events import JobEnded, JobEvent
+from edl.api.run_events import JobEnded, JobEvent
 from edl.jobfile.published_status import PublishedStatus
 from edl.reporting.run_progress import RunFailure, RunOutcome, RunProgress, decide_outcome
 from edl.reporting.run_renderer import RunRenderer, choose_renderer

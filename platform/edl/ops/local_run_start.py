@@ -20,8 +20,8 @@ from types import FrameType
 from typing import NoReturn
 
 from edl.api.errors import INTERRUPTED_EXIT, OUTPUT_CLOSED_EXIT, SIGTERM_EXIT, BadInputError, StorageError
-from edl.api.events import JobEnded, JobEvent, RunStarted, WarningRaised
 from edl.api.job_spec import JobSpec
+from edl.api.run_events import JobEnded, JobEvent, RunStarted, WarningRaised
 from edl.api.status import Status, Summary
 from edl.cluster.local.supervisor_launch import start_supervisor
 from edl.core.cuts import FINAL_SECONDS

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from edl.api.cluster_port import ALLOCATOR_VARIABLES, Role
 from edl.api.errors import BadInputError, StorageError
-from edl.api.events import RunStarted
 from edl.api.job_spec import JobSpec
+from edl.api.run_events import RunStarted
 from edl.jobfile.document_tree import SpecError
 from edl.jobfile.loader import dump_job_spec, load_job_file
 from edl.jobfile.path_resolution import resolve_pod_paths

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Self, TextIO
 
-from edl.api.events import JobEvent
+from edl.api.run_events import JobEvent
 from edl.reporting.run_progress import RunInfo, RunOutcome, RunProgress
 from edl.reporting.run_renderer import RunRenderer
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 
-from edl.api.events import (
+from edl.api.run_events import (
     CallbackDecided,
     CheckpointSaved,
     EvaluationEnded,

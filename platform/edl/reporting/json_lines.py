@@ -6,7 +6,7 @@ import json
 import sys
 from typing import Any, Self, TextIO
 
-from edl.api.events import JobEvent
+from edl.api.run_events import JobEvent
 from edl.api.status import Status
 from edl.jobfile.section_type import to_json
 from edl.reporting.run_progress import RunInfo, RunOutcome, RunProgress, failure_text

@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from edl.api.events import JobEvent, RoleEnded
+from edl.api.run_events import JobEvent, RoleEnded
 from edl.api.status import Status
 from edl.reporting.event_text import (
     describe_event,

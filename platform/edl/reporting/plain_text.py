@@ -6,7 +6,7 @@ import re
 import sys
 from typing import Self, TextIO
 
-from edl.api.events import JobEvent, RequeuedRecordsLeased
+from edl.api.run_events import JobEvent, RequeuedRecordsLeased
 from edl.api.status import STALLED, Status
 from edl.reporting.event_text import (
     describe_event,

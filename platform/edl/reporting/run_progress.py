@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from edl.api.errors import INTERRUPTED_EXIT, OUTPUT_CLOSED_EXIT, SIGTERM_EXIT
-from edl.api.events import (
+from edl.api.run_events import (
     EvaluationEnded,
     JobEnded,
     JobEvent,

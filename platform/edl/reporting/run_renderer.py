@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Protocol, Self
 
-from edl.api.events import JobEvent
+from edl.api.run_events import JobEvent
 from edl.reporting.run_progress import RunInfo, RunOutcome, RunProgress
 
 

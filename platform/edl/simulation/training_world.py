@@ -14,8 +14,8 @@ from random import Random
 from typing import Any
 
 from edl.api.cluster_port import PodOptions, PodStatus, Role, TerminationCause
-from edl.api.events import JobEvent
 from edl.api.journal_entries import JobResumed, JournalEntry, LeaseReturned, ParametersRolledBack
+from edl.api.run_events import JobEvent
 from edl.core import events as ev
 from edl.core.job import JobStateMachine
 from edl.core.ledger import TRAINING

@@ -13,7 +13,7 @@ from cli.cli_harness import JOB, exit_code_of
 from support.in_memory_cluster import InMemoryCluster, when
 from support.sleep_clock import SleepClock
 
-from edl.api.events import JobEnded, RoleStarted
+from edl.api.run_events import JobEnded, RoleStarted
 from edl.api.status import JobFailure, Status, Summary
 from edl.cli import submitter
 from edl.cluster.kubernetes import names

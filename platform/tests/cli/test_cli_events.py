@@ -11,7 +11,7 @@ from support.in_memory_cluster import NOW, when
 from support.job_objects import EVENTS, PUBLISHED, conditions, put_event, put_job
 from support.text_keys import missing_keys
 
-from edl.api.events import JobEnded
+from edl.api.run_events import JobEnded
 from edl.api.status import Summary
 from edl.jobfile.published_status import PublishedStatus
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from support.job_objects import PUBLISHED, put_job, put_pod
 
 from edl.api.cluster_port import Role
-from edl.api.events import EvaluationEnded, WarningRaised
+from edl.api.run_events import EvaluationEnded, WarningRaised
 from edl.api.status import Status
 from edl.cli import app
 from edl.reporting.rich_console import make_console

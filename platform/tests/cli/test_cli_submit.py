@@ -15,7 +15,7 @@ from cli.cli_harness import CliHarness, cli_in_job_folder
 from support.in_memory_cluster import Manifest, when
 from support.text_keys import missing_keys
 
-from edl.api.events import RunStarted
+from edl.api.run_events import RunStarted
 from edl.api.status import Status
 from edl.cli import options as cluster_options
 from edl.cluster.kubernetes import names

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.text_keys import missing_keys
 
-from edl.api.events import JobEnded, JobEvent, RoleStarted, WarningRaised
+from edl.api.run_events import JobEnded, JobEvent, RoleStarted, WarningRaised
 from edl.api.status import JobFailure, Status, Summary
 from edl.cli.submission_workflow import SubmitOptions
 from edl.cluster.kubernetes.resource_kinds import JOBS, Manifest

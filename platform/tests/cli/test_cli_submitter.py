@@ -29,7 +29,7 @@ from support.in_memory_cluster import Manifest
 from support.repetition import repetition
 from support.text_keys import missing_keys
 
-from edl.api.events import JobEnded, RunStarted
+from edl.api.run_events import JobEnded, RunStarted
 from edl.api.status import Status
 from edl.cli.submitter import MASTER_END_SECONDS
 from edl.cluster.kubernetes import names

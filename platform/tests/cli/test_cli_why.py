@@ -12,7 +12,7 @@ from support.job_objects import STATUS, conditions, put_job, put_pod, unschedule
 from support.text_keys import missing_keys
 
 from edl.api.cluster_port import Role
-from edl.api.events import WarningRaised
+from edl.api.run_events import WarningRaised
 from edl.cluster.kubernetes.resource_kinds import NODES
 from edl.jobfile.published_status import PublishedStatus
 from edl.worker.data_wait import describe_wait

@@ -8,7 +8,7 @@ import pytest
 from support.all_reduce_master import AllReduceMaster
 from support.text_keys import missing_keys
 
-from edl.api.events import RecordsRequeued
+from edl.api.run_events import RecordsRequeued
 from edl.api.status import WorldStatus
 from edl.core.allreduce import CLOSING_SILENCE_SECONDS, describe_world
 from edl.core.events import EndJob, LeaseReply, Tick, WorldReported, WorldView

@@ -8,8 +8,8 @@ from support.core_harness import CoreHarness, alive, killed
 from support.text_keys import missing_keys
 
 from edl.api.cluster_port import Role
-from edl.api.events import WarningRaised
 from edl.api.journal_entries import CheckpointWritten
+from edl.api.run_events import WarningRaised
 from edl.core.cuts import SavedCheckpoint
 from edl.core.events import AttachPs, CheckpointRefused, LeaseProgress, ProgressReported, PsAttached, PsRegistered
 

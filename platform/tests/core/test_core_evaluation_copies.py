@@ -11,8 +11,8 @@ from core.copies_simulator import CopiesSimulator
 from support.all_reduce_master import AllReduceMaster
 from support.examples import examples
 
-from edl.api.events import EvaluationStarted, WarningRaised
 from edl.api.round_id import RoundId
+from edl.api.run_events import EvaluationStarted, WarningRaised
 from edl.core.allreduce import describe_world
 from edl.core.evaluation import EarlyStopping
 from edl.core.evaluation_copies import CopyAction, CopyReport, EvaluationCopies, OwnCopy

@@ -11,8 +11,8 @@ from support.core_harness import CoreHarness, alive, killed
 from support.text_keys import missing_keys
 
 from edl.api.cluster_port import Role
-from edl.api.events import LeaseRevoked, RoleEnded, RollbackDone
 from edl.api.journal_entries import JobResumed
+from edl.api.run_events import LeaseRevoked, RoleEnded, RollbackDone
 from edl.core.events import (
     AttachPs,
     CoreEvent,

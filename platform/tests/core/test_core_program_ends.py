@@ -6,7 +6,7 @@ import pytest
 from support.text_keys import missing_keys
 
 from edl.api.cluster_port import PodPhase, PodStatus, Role, TerminationCause
-from edl.api.events import WarningRaised
+from edl.api.run_events import WarningRaised
 from edl.core.events import (
     DatasetDescribed,
     EmitEvent,

@@ -9,7 +9,7 @@ from core.test_core_simulation import DAYS, SOURCES, FaultyRun, JobFault
 from support.core_harness import CoreHarness, alive, killed
 
 from edl.api.cluster_port import Role
-from edl.api.events import RollbackDone, WarningRaised
+from edl.api.run_events import RollbackDone, WarningRaised
 from edl.core.events import (
     CheckpointSaveFinished,
     CutPrepared,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from support.all_reduce_master import AllReduceMaster
 from support.text_keys import missing_keys
 
-from edl.api.events import WarningRaised
+from edl.api.run_events import WarningRaised
 from edl.core.events import DeletePod, StartPod, Tick
 from edl.core.rank_state import RankPhase
 from edl.core.silent_workers import REPLACEMENT_SILENCE_SECONDS

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.examples import examples
 
 from edl.api.cluster_port import Role, TerminationCause
-from edl.api.events import RoleLeaving, RoleStarted, RollbackDone
+from edl.api.run_events import RoleLeaving, RoleStarted, RollbackDone
 from edl.core import events as ev
 from edl.core.state import JobSettings
 from edl.simulation.training_world import SimulatedNetwork, TrainingWorld

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.examples import examples
 
-from edl.api.events import RangeQuarantined, RollbackDone
+from edl.api.run_events import RangeQuarantined, RollbackDone
 from edl.core.events import StopRequested
 from edl.core.job import JobStateMachine
 from edl.core.shuffle import BlockLayout, describe_ranges

@@ -5,7 +5,7 @@ from __future__ import annotations
 from core.test_core_world_rounds import running
 from support.core_harness import CoreHarness
 
-from edl.api.events import WarningRaised
+from edl.api.run_events import WarningRaised
 from edl.core.events import EmitEvent, LeaseProgress, ProgressReported, TaskReported, WorkerWarning
 from edl.core.rank_state import PendingShares
 from edl.core.world_rounds import MemberReport, RoundStarted, Share, StepsCommitted

@@ -8,7 +8,7 @@ from support.text_keys import missing_keys
 from support.text_scenarios import ScenarioRunner
 
 from edl.api.cluster_port import PodPhase, PodStatus, Role
-from edl.api.events import StallEnded
+from edl.api.run_events import StallEnded
 from edl.core.events import (
     CheckpointSaveFinished,
     CoreEvent,

@@ -7,7 +7,7 @@ import math
 import pytest
 from support.all_reduce_master import AllReduceMaster
 
-from edl.api.events import WarningRaised
+from edl.api.run_events import WarningRaised
 from edl.core.allreduce import describe_world
 from edl.core.rank_state import RankPhase
 from edl.core.state_agreement import (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.core_harness import CoreJob, alive
 
 from edl.api.cluster_port import MOST_WORKERS, PodPhase, PodStatus, Role
-from edl.api.events import RoleRequested
+from edl.api.run_events import RoleRequested
 from edl.core import events as ev
 from edl.core.job_pods import JobPod, JobPods
 from edl.core.ledger import Lease

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.core_harness import CoreHarness, CoreJob, alive
 
 from edl.api.cluster_port import PodOptions, PodPhase, PodStatus, Role, TerminationCause
-from edl.api.events import WarningRaised
+from edl.api.run_events import WarningRaised
 from edl.cluster.status_port import DesiredState
 from edl.core.events import DeletePod, EmitEvent, PodChanged, PodsSynced, ScaleRequested, StartPod, Tick
 from edl.core.job import JobStateMachine

@@ -6,7 +6,7 @@ from typing import Any
 
 from core.test_core_world_checkpoints import SavingMaster
 
-from edl.api.events import WarningRaised
+from edl.api.run_events import WarningRaised
 from edl.core.checkpointing import RETRY_SAVING_SECONDS
 from edl.core.evaluation import BestCheckpoint, CallbackSpec, EarlyStopping
 from edl.core.events import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edl.api.events import RecordsRequeued, RequeuedRecordsLeased, RoleEnded, RoleLeaving, RollbackDone
+from edl.api.run_events import RecordsRequeued, RequeuedRecordsLeased, RoleEnded, RoleLeaving, RollbackDone
 from edl.api.status import DisruptionReport
 from edl.jobfile.disruptions import DisruptionCounter
 from edl.jobfile.published_status import MAX_EVENTS, PublishedStatus

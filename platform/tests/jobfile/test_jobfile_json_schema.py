@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from edl.api.events import RoleStarted
+from edl.api.run_events import RoleStarted
 from edl.api.status import Summary
 from edl.jobfile import event_json
 from edl.jobfile.json_schema import JOB_SCHEMA, generate_schema_files, read_published_schema

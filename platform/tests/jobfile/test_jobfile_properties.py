@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from support.examples import examples
 
-from edl.api.events import EVENTS, JobEvent
 from edl.api.fields import TextForm
 from edl.api.job_spec import JobSpec
+from edl.api.run_events import EVENTS, JobEvent
 from edl.api.status import RoleStatus, Status, Summary
 from edl.jobfile import event_json, loader
 from edl.jobfile.document_tree import ReadContext, SpecProblem, build_tree

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.api.events import JobEvent, RecordsRequeued, RunStarted, WarningRaised
+from edl.api.run_events import JobEvent, RecordsRequeued, RunStarted, WarningRaised
 from edl.api.status import (
     NAME_LENGTH,
     TABLES_SHOWN,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.text_keys import missing_keys
 
-from edl.api.events import EVENTS, EvaluationEnded, JobEnded, RoleEnded, RoleStarted
+from edl.api.run_events import EVENTS, EvaluationEnded, JobEnded, RoleEnded, RoleStarted
 from edl.api.status import RoleStatus, Status, Summary
 from edl.jobfile import event_json
 from edl.jobfile.document_tree import SpecError

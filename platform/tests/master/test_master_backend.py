@@ -18,7 +18,7 @@ from master.master_stubs import LONG, ShellHarness
 
 from edl.api.cluster_port import PodPhase, PodStatus, Role
 from edl.api.errors import BadInputError, RetryableError
-from edl.api.events import WarningRaised
+from edl.api.run_events import WarningRaised
 from edl.cluster.local.desired_state_file import DesiredStateFile
 from edl.cluster.local.local_cluster import LocalCluster
 from edl.cluster.status_port import DesiredState

@@ -14,7 +14,7 @@ from master.master_stubs import LONG, TOKEN, ScriptedPs, scripted_ps
 from support.text_keys import missing_keys
 
 from edl.api.errors import BadInputError, RetryableError
-from edl.api.events import WarningRaised
+from edl.api.run_events import WarningRaised
 from edl.core.cuts import WrittenShard
 from edl.core.events import (
     AttachPs,

@@ -9,7 +9,7 @@ import pytest
 from support.job_objects import STATUS
 from support.text_keys import missing_keys
 
-from edl.api.events import EvaluationEnded, EvaluationStarted
+from edl.api.run_events import EvaluationEnded, EvaluationStarted
 from edl.master.status_reporter import ProgressLogger, log_event
 
 MIDST = replace(STATUS, loss=0.18684, step=7021, epoch=3, epochs=5, records_done=402112, records_total=600000)

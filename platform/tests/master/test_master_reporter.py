@@ -17,7 +17,7 @@ from master.master_stubs import FIRST_CUT, ShellHarness
 from support.all_reduce_master import AllReduceMaster
 
 from edl.api.cluster_port import PodPhase, PodStatus, Role, TerminationCause
-from edl.api.events import (
+from edl.api.run_events import (
     EVENTS,
     NOT_STAMPED,
     CallbackDecided,
@@ -42,7 +42,7 @@ from edl.api.events import (
     WorkerCountChanged,
     WorldChanged,
 )
-from edl.api.events import CheckpointSaved as CheckpointSavedEvent
+from edl.api.run_events import CheckpointSaved as CheckpointSavedEvent
 from edl.api.status import Status, Summary
 from edl.core.events import (
     CheckpointSaveFinished,

@@ -22,7 +22,14 @@ from support.job_objects import (
 from support.text_keys import missing_keys
 
 from edl.api.cluster_port import Role
-from edl.api.events import RecordsRequeued, RequeuedRecordsLeased, RoleEnded, RoleLeaving, RollbackDone, WarningRaised
+from edl.api.run_events import (
+    RecordsRequeued,
+    RequeuedRecordsLeased,
+    RoleEnded,
+    RoleLeaving,
+    RollbackDone,
+    WarningRaised,
+)
 from edl.api.status import JobFailure, ParametersStatus, TableStatus, TimelinePoint, WorldStatus
 from edl.api.strategy import Strategy
 from edl.cluster.kubernetes.resource_kinds import Manifest

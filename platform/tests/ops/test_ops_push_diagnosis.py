@@ -15,7 +15,7 @@ from support.in_memory_cluster import NOW
 from support.job_objects import STATUS, conditions, job_view
 from support.text_keys import missing_keys
 
-from edl.api.events import JobEvent, RoleEnded, RoleStarted
+from edl.api.run_events import JobEvent, RoleEnded, RoleStarted
 from edl.api.status import ParametersStatus, RoleStatus, RoundStatus, TableStatus
 from edl.api.strategy import Strategy
 from edl.cli.why import finding_lines

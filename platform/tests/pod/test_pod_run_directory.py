@@ -11,9 +11,9 @@ import pytest
 from support.text_keys import missing_keys
 
 from edl.api.errors import BadInputError
-from edl.api.events import RunStarted
 from edl.api.job_spec import DataSpec, JobSpec, ModelSpec
 from edl.api.journal_entries import CutAnnounced
+from edl.api.run_events import RunStarted
 from edl.api.status import Status
 from edl.api.strategy import Strategy
 from edl.jobfile.event_json import parse_event_line

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from edl.api.events import EvaluationEnded, RecordsRequeued, RoleEnded, RoleStarted, WarningRaised
+from edl.api.run_events import EvaluationEnded, RecordsRequeued, RoleEnded, RoleStarted, WarningRaised
 from edl.api.status import ParametersStatus, RoleStatus, Status, TableStatus
 from edl.api.strategy import Strategy
 from edl.reporting.live_view import LiveRenderer, render_screen

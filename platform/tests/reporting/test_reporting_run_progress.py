@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from support.text_keys import missing_keys
 
 from edl.api.errors import INTERRUPTED_EXIT, SIGTERM_EXIT
-from edl.api.events import (
+from edl.api.job_spec import DataSpec, JobSpec, ModelSpec, TrainSpec
+from edl.api.run_events import (
     CheckpointSaved,
     EvaluationEnded,
     JobEnded,
@@ -30,7 +31,6 @@ from edl.api.events import (
     WarningRaised,
     WorkerCountChanged,
 )
-from edl.api.job_spec import DataSpec, JobSpec, ModelSpec, TrainSpec
 from edl.api.status import PHASES, ParametersStatus, RoleStatus, Status, Summary, TableStatus, WorldStatus
 from edl.api.strategy import Strategy
 from edl.ops.local_run_plan import total_steps

@@ -9,7 +9,7 @@ from typing import Any
 from support.in_memory_cluster import NOW, InMemoryCluster, when
 
 from edl.api.cluster_port import Role
-from edl.api.events import RoleEnded, RoleStarted
+from edl.api.run_events import RoleEnded, RoleStarted
 from edl.api.status import RoleStatus, Status, TimelinePoint
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.resource_kinds import Manifest

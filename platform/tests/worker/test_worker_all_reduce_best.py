@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.all_reduce_job import AllReduceJob, KilledError, Rank
 
-from edl.api.events import WarningRaised
+from edl.api.run_events import WarningRaised
 from edl.core.evaluation import BestCheckpoint, EarlyStopping
 from edl.core.ledger import BEST_MODEL, EXPORT
 

@@ -16,7 +16,7 @@ import pytest
 from support.all_reduce_job import BOUND, AllReduceJob, KilledError, Rank
 
 from edl.api.errors import RetryableError, StorageError
-from edl.api.events import WarningRaised
+from edl.api.run_events import WarningRaised
 from edl.core.events import StopRequested, WorldReported, WorldView
 from edl.core.ledger import TRAINING, Ledger
 from edl.core.rank_state import RankPhase

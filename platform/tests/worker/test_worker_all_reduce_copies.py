@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.all_reduce_job import AllReduceJob, Rank
 
-from edl.api.events import WarningRaised
+from edl.api.run_events import WarningRaised
 from edl.core.events import StopRequested
 
 EVERY = 20

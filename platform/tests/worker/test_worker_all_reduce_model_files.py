@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.all_reduce_job import AllReduceJob, KilledError, Rank
 
-from edl.api.events import CallbackDecided
+from edl.api.run_events import CallbackDecided
 from edl.core.evaluation import BestCheckpoint, EarlyStopping, ReduceLROnPlateau
 from edl.core.ledger import BEST_MODEL, MODEL_FILE
 from edl.core.model_files import ModelFile

@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from edl.api.events import JobEnded, JobEvent, RoleEnded, RoleStarted, WarningRaised
+from edl.api.run_events import JobEnded, JobEvent, RoleEnded, RoleStarted, WarningRaised
 from edl.api.status import Status, Summary
 from edl.jobfile.event_json import line
 from edl.jobfile.section_type import to_json

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from edl.api.errors import BadInputError
-from edl.api.events import (
+from edl.api.job_spec import JobSpec, TrainSpec
+from edl.api.run_events import (
     CallbackDecided,
     CheckpointSaved,
     EvaluationEnded,
@@ -28,7 +29,6 @@ from edl.api.events import (
     ModelExported,
     WarningRaised,
 )
-from edl.api.job_spec import JobSpec, TrainSpec
 from edl.core.cuts import STOPPED, WORLD_STEP_KEY
 from edl.core.evaluation import merge_metric_states
 from edl.core.ledger import Ledger, shuffled_ledger

@@ -15,7 +15,7 @@ from cluster.local.supervisor_harness import WAIT_SECONDS, FakeRole, SupervisorH
 
 from edl.api.cluster_port import Role
 from edl.api.errors import BadInputError, RefusedError
-from edl.api.events import RoleEnded
+from edl.api.run_events import RoleEnded
 from edl.cluster.local.local_cluster import LocalCluster
 from edl.jobfile import event_json
 
