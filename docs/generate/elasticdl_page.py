@@ -29,7 +29,7 @@ from edl.cli.elasticdl.flags import (
     Renamed,
     Sets,
 )
-from edl.cli.elasticdl.job_spec import translate_job
+from edl.cli.elasticdl.job_translation import translate_job
 from edl.cli.elasticdl.parser import parse_command_line
 from edl.cluster.kubernetes.spec_validation import find_submission_problems
 from edl.reporting.unit_formats import pluralize

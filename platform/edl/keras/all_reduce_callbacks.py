@@ -5,7 +5,8 @@ All ranks must apply the same change before the same step:
 - ``EarlyStopping``, ``ReduceLROnPlateau`` and ``ModelCheckpoint(save_best_only=True)`` decide by evaluations. The
   master decides instead of them (``edl.core.evaluation``), while all ranks pause for the evaluation. Without them the
   others train on during an evaluation (``evaluation.max_workers``).
-- Other ``ModelCheckpoint`` write their files at a pause of all ranks (``edl.keras.model_files``). One rank writes them.
+- Other ``ModelCheckpoint`` write their files at a pause of all ranks (``edl.keras.model_checkpoint_callback``). One
+  rank writes them.
 - ``LearningRateScheduler`` determines the rate of an epoch. Each rank computes it for its records, with Keras' own
   code, and sends it with the step.
 - All others run on every rank, as ``edl.keras.rank_callbacks`` describes.
@@ -28,8 +29,8 @@ from edl.api.job_spec import JobSpec
 from edl.core.evaluation import CallbackSpec, ReduceLROnPlateau
 from edl.core.model_files import ModelFile
 from edl.keras import monitor_callbacks
+from edl.keras.model_checkpoint_callback import EpochLoss, declare_model_file
 from edl.keras.model_contract import ModelModule
-from edl.keras.model_files import EpochLoss, declare_model_file
 from edl.keras.rank_callbacks import MakeParams, NoRankCallbacks, RankCallbacks
 from edl.keras.replica_state import ReplicaState
 from edl.keras.user_callbacks import is_keras_class

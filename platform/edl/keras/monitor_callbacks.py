@@ -18,7 +18,7 @@ import keras
 from edl.api.errors import BadInputError
 from edl.api.job_spec import JobSpec
 from edl.core.evaluation import BestCheckpoint, CallbackSpec, EarlyStopping, ReduceLROnPlateau
-from edl.keras.model_files import check_file_name, names_evaluation
+from edl.keras.model_checkpoint_callback import check_file_name, names_evaluation
 
 MetricDirections = Mapping[str, str | None]
 """By metric of the evaluation: whether ``up`` or ``down`` is better, or None if unknown."""

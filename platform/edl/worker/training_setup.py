@@ -31,7 +31,7 @@ from edl.transport.bulk_client import BulkClient
 from edl.transport.process_identity import ProcessIdentity
 from edl.worker.evaluator import Evaluator
 from edl.worker.flat_buffer import FlatLayout
-from edl.worker.initial_weights import open_initial_weights
+from edl.worker.initial_weights_loading import open_initial_weights
 from edl.worker.lease_client import PLACEMENT_CHECK_KIND, LeasedTask
 from edl.worker.local_updater import GradientCompensation, LocalUpdater
 from edl.worker.loss_log import LossLog

@@ -25,8 +25,8 @@ from edl.core.model_files import ModelFile  # noqa: E402
 from edl.core.rank_state import NOT_BEGUN, CallbackEpoch  # noqa: E402
 from edl.jobfile.loader import load_job_text  # noqa: E402
 from edl.keras.all_reduce_callbacks import SharedCallbacks, declare_training_callbacks  # noqa: E402
+from edl.keras.model_checkpoint_callback import model_file_path  # noqa: E402
 from edl.keras.model_contract import ModelModule  # noqa: E402
-from edl.keras.model_files import model_file_path  # noqa: E402
 from edl.keras.replica import ModelReplica  # noqa: E402
 
 ROUND = (1, 2)

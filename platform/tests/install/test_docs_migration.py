@@ -16,7 +16,7 @@ from install.elasticdl_flags import FLAGS
 from edl.cli.app import COMMANDS
 from edl.cli.elasticdl import app as elasticdl
 from edl.cli.elasticdl.flags import EXTRA_FLAGS, JOB_FLAGS, Sets
-from edl.cli.elasticdl.job_spec import translate_job
+from edl.cli.elasticdl.job_translation import translate_job
 from edl.cli.elasticdl.parser import parse_command_line
 from edl.cluster.kubernetes.spec_validation import find_spec_problems
 from edl.jobfile.json_schema import build_job_schema

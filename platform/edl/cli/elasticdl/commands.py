@@ -13,7 +13,7 @@ import typer
 from edl.api.errors import StorageError
 from edl.api.fields import JsonValue
 from edl.cli.elasticdl.flags import EVALUATE, PREDICT, Directs, flags_of
-from edl.cli.elasticdl.job_spec import TranslatedJob, translate_job
+from edl.cli.elasticdl.job_translation import TranslatedJob, translate_job
 from edl.cli.elasticdl.parser import CommandLine
 from edl.cluster.kubernetes.spec_validation import find_submission_problems
 from edl.jobfile.path_resolution import DEFAULT_STORAGE_DIR

@@ -16,7 +16,7 @@ from edl.api.fields import ScalarValue
 
 @dataclass(frozen=True, slots=True)
 class Sets:
-    """The flag becomes fields of the job file. ``edl.cli.elasticdl.job_spec`` has the translation.
+    """The flag becomes fields of the job file. ``edl.cli.elasticdl.job_translation`` has the translation.
 
     Attributes:
         fields: paths of the fields.

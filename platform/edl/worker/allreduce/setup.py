@@ -24,8 +24,8 @@ from edl.keras import model_export
 from edl.keras.all_reduce_callbacks import SharedCallbacks, declare_training_callbacks
 from edl.keras.evaluated_copy import CopiedValues
 from edl.keras.model_building import refuse_lossy_export, refuse_unexportable_inputs
+from edl.keras.model_checkpoint_callback import model_file_path
 from edl.keras.model_contract import ModelModule
-from edl.keras.model_files import model_file_path
 from edl.keras.optimizer_state import describe_keras_state
 from edl.keras.several_updates import AnyReplica, SeveralUpdatesReplica, build_replica
 from edl.keras.step_additivity import check_added_losses, check_step_gradients
@@ -43,7 +43,7 @@ from edl.worker.allreduce.step_feed import StepFeed
 from edl.worker.allreduce.step_loop import StepLoop
 from edl.worker.allreduce.vector_instructions import read_instructions
 from edl.worker.allreduce.world_client import WorldClient
-from edl.worker.initial_weights import assign_initial_weights, open_initial_weights
+from edl.worker.initial_weights_loading import assign_initial_weights, open_initial_weights
 from edl.worker.lease_client import LeasedTask
 from edl.worker.loss_log import LossLog
 from edl.worker.runtime import WorkerRuntime

@@ -109,7 +109,7 @@ def _training(spec: JobSpec, run: RunDirectory, report: LocalReport, stop: StopR
     from edl.keras.user_callbacks import build_callback_params
     from edl.worker.data_readers import DATA_SET_BY_MODE, open_data_set
     from edl.worker.feed_pipeline import FeedFunction, find_first_minibatch
-    from edl.worker.initial_weights import assign_initial_weights, open_initial_weights
+    from edl.worker.initial_weights_loading import assign_initial_weights, open_initial_weights
     from edl.worker.local_strategy.local_training import LocalTraining
     from edl.worker.validation_check import check_validation_data
     from edl.worker.worker_process import set_thread_counts

@@ -13,7 +13,7 @@ from support.text_keys import missing_keys
 from edl.api.cluster_port import Role
 from edl.api.errors import BadInputError
 from edl.api.job_spec import JobSpec
-from edl.cli.elasticdl.job_spec import translate_job
+from edl.cli.elasticdl.job_translation import translate_job
 from edl.cli.elasticdl.parser import parse_command_line
 from edl.cluster.kubernetes.job_manifests import render_job, render_pod
 from edl.cluster.kubernetes.spec_validation import find_spec_problems

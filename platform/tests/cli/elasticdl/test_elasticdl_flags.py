@@ -25,7 +25,7 @@ from edl.cli.elasticdl.flags import (
     Kind,
     flags_of,
 )
-from edl.cli.elasticdl.job_spec import TranslatedJob, translate_job
+from edl.cli.elasticdl.job_translation import TranslatedJob, translate_job
 from edl.cli.elasticdl.parser import parse_command_line
 
 HERE = Path(__file__).parent

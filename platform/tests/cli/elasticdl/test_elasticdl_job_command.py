@@ -8,7 +8,7 @@ import pytest
 from support.text_keys import missing_keys
 
 from edl.api.errors import BadInputError
-from edl.cli.elasticdl.job_spec import TranslatedJob, translate_job
+from edl.cli.elasticdl.job_translation import TranslatedJob, translate_job
 from edl.cli.elasticdl.parser import parse_command_line
 
 ON_CLUSTER = ("--job_name=own", "--image_name=registry.example/own:1", "--training_data=/data/train")
