@@ -30,13 +30,13 @@ exec postgres -D /database/data -k /tmp -c listen_addresses='*' -c fsync=off
 
 
 @dataclass(frozen=True)
-class DatabaseServer:
+class DatabasePod:
     """A server that asks for a password, in a namespace."""
 
     namespace: Namespace
 
     @classmethod
-    def start(cls, namespace: Namespace) -> DatabaseServer:
+    def start(cls, namespace: Namespace) -> DatabasePod:
         """Start it, and wait until it answers."""
         for manifest in _manifests(namespace.images.database):
             apply(manifest, "-n", namespace.name)

@@ -9,7 +9,7 @@ import sqlite3
 from contextlib import closing
 
 import pytest
-from e2e.database_server import ADDRESS, PASSWORD, DatabaseServer
+from e2e.database_server import ADDRESS, PASSWORD, DatabasePod
 from e2e.install import SECRET
 from e2e.jobs import ClusterJob, delete_pod
 from e2e.ledger import STORAGE, FetchedRun
@@ -125,7 +125,7 @@ def test_a_label_that_is_not_there_is_why_the_job_failed(namespace: Namespace) -
 def test_a_server_with_a_secret_trains_a_model_and_gets_its_predictions(namespace: Namespace) -> None:
     demo = namespace.folder / "edl-demo.db"
     make_demo(demo)
-    server = DatabaseServer.start(namespace)
+    server = DatabasePod.start(namespace)
     assert server.copy_table(demo, "employee") == ROWS
 
     job = submit(namespace, ADDRESS, TRAIN, "my-elasticdl-model", "--database-secret", SECRET)

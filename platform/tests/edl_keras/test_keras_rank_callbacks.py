@@ -381,7 +381,7 @@ def test_a_rank_that_gets_the_state_of_others_has_the_rate_that_they_have_set_fo
     assert first.rate_names == {"slot/1"}
 
 
-class Counting(keras.callbacks.Callback):
+class CallRecorder(keras.callbacks.Callback):
     """Says what is called, and adds to the variables at each place."""
 
     def __init__(self, seen: list[str]) -> None:
@@ -410,7 +410,7 @@ class Counting(keras.callbacks.Callback):
 
 def make_counting_ranks() -> tuple[ModelReplica, ModelReplica, list[str]]:
     seen: list[str] = []
-    return make_replica(lambda: [Counting([])]), make_replica(lambda: [Counting(seen)]), seen
+    return make_replica(lambda: [CallRecorder([])]), make_replica(lambda: [CallRecorder(seen)]), seen
 
 
 def test_an_epoch_of_which_a_rank_lacks_steps_has_no_end_there() -> None:

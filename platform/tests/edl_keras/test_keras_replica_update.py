@@ -28,7 +28,7 @@ from edl.keras.user_code import UserCodeError  # noqa: E402
 X = np.random.default_rng(1).normal(size=(6, 3)).astype(np.float32)
 
 
-class Counting(keras.layers.Layer):  # type: ignore[misc]
+class CallCounter(keras.layers.Layer):  # type: ignore[misc]
     """Counts its calls, in variables of these types."""
 
     def __init__(self, *types: str) -> None:
@@ -49,7 +49,7 @@ class Updated:
 
     def __init__(self, make: Callable[..., ReplicaUpdate], optimizer: Any, *types: str) -> None:
         keras.utils.set_random_seed(2)
-        layers = [keras.layers.Dense(4, name="used"), keras.layers.BatchNormalization(), Counting(*types)]
+        layers = [keras.layers.Dense(4, name="used"), keras.layers.BatchNormalization(), CallCounter(*types)]
         self.model = keras.Sequential([keras.Input((3,)), *layers])
         self.unused = self.model.add_weight(shape=(2,), initializer="ones", name="unused")
         optimizer.build(self.model.trainable_variables)

@@ -27,7 +27,7 @@ LONGEST_WAIT = 20.0
 
 
 @dataclass(frozen=True)
-class ApiRequest:
+class ReceivedRequest:
     method: str
     path: str
     query: dict[str, str]
@@ -58,7 +58,7 @@ class ScriptedRefusal:
     carried_out: bool = False
     """The request is carried out all the same, and only then answered like that."""
 
-    def matches(self, request: ApiRequest) -> bool:
+    def matches(self, request: ReceivedRequest) -> bool:
         return self.times != 0 and self.verb in ("*", request.verb)
 
 
@@ -79,7 +79,7 @@ class ApiServer:
     def __init__(self) -> None:
         self.changed = threading.Condition(threading.RLock())
         self.store = PodStore()
-        self.requests: list[ApiRequest] = []
+        self.requests: list[ReceivedRequest] = []
         self.refusals: list[ScriptedRefusal] = []
         self.run_pods = True
         self._uids = itertools.count(1)
@@ -235,7 +235,7 @@ class ApiServer:
         with self.changed:
             self._connections.discard(connection)
 
-    def answer(self, request: ApiRequest) -> tuple[int, dict[str, Any], dict[str, str]]:
+    def answer(self, request: ReceivedRequest) -> tuple[int, dict[str, Any], dict[str, str]]:
         """Code, body and headers."""
         with self.changed:
             self.requests.append(request)
@@ -249,7 +249,7 @@ class ApiServer:
             headers = {} if refusal.retry_after is None else {"Retry-After": str(refusal.retry_after)}
             return refusal.code, _status(refusal.code, refusal.reason, refusal.message), headers
 
-    def stream(self, request: ApiRequest, send: Callable[[dict[str, Any]], None]) -> None:
+    def stream(self, request: ReceivedRequest, send: Callable[[dict[str, Any]], None]) -> None:
         """One watch, until its time is over or a fault ends it."""
         at, chosen = int(request.query["resourceVersion"]), _selector(request.query.get("labelSelector", ""))
         ends = time.monotonic() + float(request.query["timeoutSeconds"])
@@ -276,7 +276,7 @@ class ApiServer:
                 if chosen(pod) and pod["metadata"]["name"] not in self._lost:
                     send({"type": kind, "object": pod})
 
-    def _carry_out(self, request: ApiRequest) -> tuple[int, dict[str, Any], dict[str, str]]:
+    def _carry_out(self, request: ReceivedRequest) -> tuple[int, dict[str, Any], dict[str, str]]:
         if "/pods" not in request.path:
             return 404, _status(404, "NotFound", "there is none"), {}
         pod = self.store.pods.get(request.name)
@@ -405,7 +405,7 @@ def _handler(api: ApiServer) -> type[BaseHTTPRequestHandler]:
         def _serve(self, body: dict[str, Any]) -> None:
             address = urlsplit(self.path)
             query = {name: values[0] for name, values in parse_qs(address.query).items()}
-            request = ApiRequest(self.command, address.path, query, body)
+            request = ReceivedRequest(self.command, address.path, query, body)
             code, value, headers = api.answer(request)
             if request.verb == "watch" and code == 200:
                 self._watch(request)
@@ -418,7 +418,7 @@ def _handler(api: ApiServer) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(text)
             self.wfile.flush()
 
-        def _watch(self, request: ApiRequest) -> None:
+        def _watch(self, request: ReceivedRequest) -> None:
             self.send_response(200)
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
