@@ -643,7 +643,26 @@ def _model_factory(
     may_have_train_step: bool,
     is_keras2: bool,
 ) -> Callable[..., Any]:
-    function = getattr(module, zoo_module.function, None)
+    build = partial(_find_model_function(module, zoo_module, params), **params)
+    made_by, where = f"{zoo_module.function}()", str(zoo_module.path)
+
+    def make(*, may_be_compiled: bool = False) -> Any:
+        with user_code(zoo, made_by):
+            model, keras3_layers = _build_with_keras2(build) if is_keras2 else (build(), ())
+        _check_model_type(model, made_by, where, is_keras2=is_keras2)
+        if is_keras2:
+            return _adapt_keras2_model(build, model, keras3_layers, made_by, where)
+        refuse_custom_training(
+            model, made_by, where, may_be_compiled=may_be_compiled, may_have_train_step=may_have_train_step
+        )
+        return model
+
+    return make
+
+
+def _find_model_function(module: ModuleType, zoo_module: ZooModule, params: Mapping[str, Any]) -> Callable[..., Any]:
+    """The user's function or model class, which takes ``model.params``."""
+    function: Callable[..., Any] | None = getattr(module, zoo_module.function, None)
     if not callable(function):
         raise BadInputError(f"'{zoo_module.function}' is not a function or model class", where=str(zoo_module.path))
     try:
@@ -653,61 +672,52 @@ def _model_factory(
             f"{zoo_module.function}{inspect.signature(function)} cannot be called with model.params: {error}",
             where=str(zoo_module.path),
         ) from error
+    return function
 
-    def make(*, may_be_compiled: bool = False) -> Any:
-        import keras
 
-        with user_code(zoo, f"{zoo_module.function}()"):
-            model, keras3_layers = make_for_keras2() if is_keras2 else (function(**params), ())
-        if any(base.__module__.split(".")[0] == "tf_keras" for base in type(model).__mro__):
-            return _adapt_keras2_model(model, is_keras2, keras3_layers)
-        if is_keras2 and isinstance(model, keras.Model):
-            raise BadInputError(
-                f"{zoo_module.function}() returned a model of Keras 3, but the job is for Keras 2",
-                where=str(zoo_module.path),
-                hint="use tf.keras, or remove model.keras: 2 (and TF_USE_LEGACY_KERAS)",
-            )
-        if not isinstance(model, keras.Model) and _is_of_keras2(model):
-            raise BadInputError(
-                f"{zoo_module.function}() returned a model of Keras 2 (tensorflow.python.keras)",
-                where=str(zoo_module.path),
-                hint=_FOR_KERAS2,
-            )
-        if not isinstance(model, keras.Model):
-            raise BadInputError(
-                f"{zoo_module.function}() returned {type(model).__name__}, expected a keras.Model",
-                where=str(zoo_module.path),
-            )
-        refuse_custom_training(
-            model,
-            f"{zoo_module.function}()",
-            str(zoo_module.path),
-            may_be_compiled=may_be_compiled,
-            may_have_train_step=may_have_train_step,
+def _check_model_type(model: Any, made_by: str, where: str, *, is_keras2: bool) -> None:
+    """Refuse what is no model, and a model of another Keras than the job is for."""
+    import keras
+
+    if any(base.__module__.split(".")[0] == "tf_keras" for base in type(model).__mro__):
+        if is_keras2:
+            return
+        raise BadInputError(
+            f"{made_by} returned a model of Keras 2 (tf_keras)",
+            where=where,
+            hint="set model.keras: 2 in the job file",
         )
-        return model
-
-    def make_for_keras2() -> tuple[Any, Sequence[Any]]:
-        from edl.keras import keras2_models
-
-        with keras2_models.finding_keras3_layers() as found:
-            return function(**params), found
-
-    def _adapt_keras2_model(model: Any, is_keras2: bool, keras3_layers: Sequence[Any]) -> Any:
-        from edl.keras import keras2_models
-
+    if isinstance(model, keras.Model):
         if not is_keras2:
-            raise BadInputError(
-                f"{zoo_module.function}() returned a model of Keras 2 (tf_keras)",
-                where=str(zoo_module.path),
-                hint="set model.keras: 2 in the job file",
-            )
-        made_by, where = f"{zoo_module.function}()", str(zoo_module.path)
-        keras2_models.refuse_keras3_layers(keras3_layers, where)
-        keras2_models.refuse_unsupported(model, made_by, where, _REMEDY_BY_METHOD)
-        return keras2_models.Keras2Model(model, lambda: function(**params))
+            return
+        raise BadInputError(
+            f"{made_by} returned a model of Keras 3, but the job is for Keras 2",
+            where=where,
+            hint="use tf.keras, or remove model.keras: 2 (and TF_USE_LEGACY_KERAS)",
+        )
+    if _is_of_keras2(model):
+        raise BadInputError(
+            f"{made_by} returned a model of Keras 2 (tensorflow.python.keras)", where=where, hint=_FOR_KERAS2
+        )
+    raise BadInputError(f"{made_by} returned {type(model).__name__}, expected a keras.Model", where=where)
 
-    return make
+
+def _build_with_keras2(build: Callable[[], Any]) -> tuple[Any, Sequence[Any]]:
+    """The model, and the layers of Keras 3 that were called meanwhile: Keras 2 would not train them."""
+    from edl.keras import keras2_models
+
+    with keras2_models.finding_keras3_layers() as found:
+        return build(), found
+
+
+def _adapt_keras2_model(
+    build: Callable[[], Any], model: Any, keras3_layers: Sequence[Any], made_by: str, where: str
+) -> Any:
+    from edl.keras import keras2_models
+
+    keras2_models.refuse_keras3_layers(keras3_layers, where)
+    keras2_models.refuse_unsupported(model, made_by, where, _REMEDY_BY_METHOD)
+    return keras2_models.Keras2Model(model, build)
 
 
 def _wrap_user_function(zoo: Path, name: str, function: Any) -> Any:

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -62,6 +63,23 @@ _LOG = logging.getLogger(__name__)
 TaskHandlers = dict[str, Callable[[LeasedTask], None]]
 
 
+@dataclass(frozen=True, slots=True)
+class _TracedModel:
+    """This rank's model, which has taken a step, with what evaluates and saves it.
+
+    Attributes:
+        worker: the worker's name, for messages.
+        scale_rate: see ``make_rate_scaling``.
+    """
+
+    worker: str
+    replica: AnyReplica
+    callbacks: SharedCallbacks
+    scale_rate: Callable[[int], float] | None
+    checkpoints: CheckpointWriter
+    evaluator: ReplicaEvaluator
+
+
 def prepare_all_reduce(
     runtime: WorkerRuntime, module: ModelModule, handlers: TaskHandlers, tasks: TaskLoop
 ) -> Callable[[], int]:
@@ -70,6 +88,19 @@ def prepare_all_reduce(
     Raises:
         EdlError: the model cannot be trained so.
     """
+    model = _prepare_model(runtime, module)
+    handlers |= {
+        "evaluation": model.evaluator.run,
+        "metrics": model.evaluator.compute_metrics,
+        "export": model.evaluator.export,
+        BEST_MODEL: model.evaluator.write_best_model,
+        MODEL_FILE: model.evaluator.write_model_files,
+    }
+    return _join_world(runtime, model, tasks)
+
+
+def _prepare_model(runtime: WorkerRuntime, module: ModelModule) -> _TracedModel:
+    """Check the data and the model as far as one worker can, before the others count on it."""
     spec = runtime.spec
     runtime.check_validation_data()
     first = runtime.first_minibatch()
@@ -81,20 +112,19 @@ def prepare_all_reduce(
     evaluator = ReplicaEvaluator(runtime, replica, callbacks, checkpoints.read)
     if may_evaluate_copies(spec) and not callbacks.declared:
         evaluator.check_copies()
-    handlers |= {
-        "evaluation": evaluator.run,
-        "metrics": evaluator.compute_metrics,
-        "export": evaluator.export,
-        BEST_MODEL: evaluator.write_best_model,
-        MODEL_FILE: evaluator.write_model_files,
-    }
-    evaluation = _make_copy_evaluation(runtime, replica, evaluator)
-    feed = StepFeed(worker, replica)
+    return _TracedModel(worker, replica, callbacks, scale_rate, checkpoints, evaluator)
+
+
+def _join_world(runtime: WorkerRuntime, model: _TracedModel, tasks: TaskLoop) -> Callable[[], int]:
+    """Listen to other ranks, register, and follow the master's views; returns the function that trains with them."""
+    spec, replica, checkpoints = runtime.spec, model.replica, model.checkpoints
+    evaluation = _make_copy_evaluation(runtime, replica, model.evaluator)
+    feed = StepFeed(model.worker, replica)
     listener = CollectiveListener(
         ring_address(runtime.identity), runtime.identity.token, handle_frame=feed.handle_frame
     )
     listener.start()
-    _register(runtime, callbacks)
+    _register(runtime, model.callbacks)
     left = threading.Event()
     connection = RoundConnection(listener)
     world = WorldClient(
@@ -115,12 +145,12 @@ def prepare_all_reduce(
         checkpoints,
         runtime.gate,
         tasks.run_task,
-        read_rank_facts(worker),
+        read_rank_facts(model.worker),
         max_steps=spec.train.max_steps,
         skip_nan=spec.train.on_nan == "skip",
-        scale_rate=scale_rate,
-        epoch_rate=callbacks.epoch_rate,
-        callbacks=callbacks.own,
+        scale_rate=model.scale_rate,
+        epoch_rate=model.callbacks.epoch_rate,
+        callbacks=model.callbacks.own,
         loss_log=LossLog(spec.log.loss_every_steps),
         on_left=left.set,
         global_batch=spec.strategy.global_batch,
