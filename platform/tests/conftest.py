@@ -29,6 +29,8 @@ settings.register_profile(
 )
 settings.load_profile("patient")
 
+os.environ["EDL_TEST_FORKS"] = "0" if os.environ.get("EDL_TEST_THOROUGH") == "1" else "1"
+
 HOMES = {"faults": ("faults",), "install": ("install",), "jobs": ("jobs",), "native": ("numerics", "collective")}
 """Folders of all tests with a mark: make looks for them there only, because collecting takes as long as a job."""
 EXTENSIONS = ("edl.numerics._native", "edl.numerics._distinct", "edl.data._records", "edl.collective._ring")

@@ -67,3 +67,11 @@ def test_every_script_can_say_what_it_does() -> None:
     assert all((BENCH / f"{script.name}.py").is_file() for script in SCRIPTS)
     helped = subprocess.run([sys.executable, BENCH / "cli.py", "--help"], capture_output=True, text=True, check=True)
     assert "--rounds" in helped.stdout
+
+
+def test_the_jobs_of_a_script_are_started_and_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forked master has TensorFlow in its memory, and a forked worker need not import it."""
+    monkeypatch.delenv("EDL_TEST_FORKS")
+    code = "import script; from support.job_process import STARTED; print(STARTED)"
+    asked = subprocess.run([sys.executable, "-c", code], cwd=BENCH, capture_output=True, text=True, check=True)
+    assert asked.stdout == "True\n"

@@ -30,7 +30,9 @@ START_SECONDS = 90.0
 """How long a condition may take by default: TensorFlow's import on a busy machine, several times over."""
 
 
-STARTED = os.environ.get("EDL_TEST_THOROUGH") == "1"
+STARTED = os.environ.get("EDL_TEST_FORKS") != "1"
+"""Whether processes of jobs are started by the system. The tests fork them, but for `make third` and `make test-all`;
+benchmarks never do: a forked process has TensorFlow in its memory from the start."""
 
 
 class JobStuckError(AssertionError):
@@ -45,8 +47,7 @@ class JobProcess:
         options: further arguments of ``edl run``.
         cwd: where it is called: ``./.edl`` is below it.
         command: ``run``, ``evaluate`` or ``predict``.
-        started: its processes are started by the system, instead of forked by `support.fork_server`; by default in
-            `make third` and `make test-all`.
+        started: its processes are started by the system, instead of forked by `support.fork_server`; see ``STARTED``.
     """
 
     def __init__(self, job: Path, *options: str, cwd: Path, command: str = "run", started: bool = STARTED) -> None:
