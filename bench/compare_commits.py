@@ -4,7 +4,8 @@
     python bench/compare_commits.py ../before cli memory control_plane --rounds 5
 
 A figure is worse if the means differ in the wrong direction by more than three standard errors; then the exit code is
-1. Of a figure whose unit does not tell the right direction, and which has no requirement, only the ratio is printed.
+1, as after a script that fails. Of a figure whose unit does not tell the right direction, and which has no requirement,
+only the ratio is printed.
 """
 
 from __future__ import annotations
@@ -125,16 +126,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="short runs; else each script's own length, of one round")
     parser.add_argument("--out", type=Path, help="file for all values as JSON")
     given = parser.parse_args(arguments)
-    pairs = []
+    pairs, failures = [], []
     for script in (script for script in SCRIPTS if script.name in given.names):
         options = script.quick if given.quick else ("--rounds", "1")
-        pairs += compare(given.other.resolve(), script, given.rounds, options)
-    for pair in pairs:
-        print_progress(describe_pair(pair))
+        try:
+            pairs += compare(given.other.resolve(), script, given.rounds, options)
+        except subprocess.SubprocessError as error:
+            failures.append(f"{script.name} FAILED: {error}")
+    for line in (*map(describe_pair, pairs), *failures):
+        print_progress(line)
     if given.out is not None:
         values = [{**asdict(pair), "ratio": pair.ratio, "worse": pair.is_worse} for pair in pairs]
         given.out.write_text(json.dumps(values, indent=1) + "\n")
-    return 1 if any(pair.is_worse for pair in pairs) else 0
+    return 1 if failures or any(pair.is_worse for pair in pairs) else 0
 
 
 if __name__ == "__main__":

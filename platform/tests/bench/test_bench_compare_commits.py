@@ -77,10 +77,12 @@ def test_scripts_of_both_checkouts_run_in_turns(
     write_script(tmp_path / "now", line % ("start", 2.0))
     monkeypatch.setattr(compare_commits, "HERE", tmp_path / "now")
     out = tmp_path / "out.json"
-    code = compare_commits.main([str(tmp_path / "before"), "cli", "--rounds", "2", "--out", str(out)])
+    (tmp_path / "before" / "bench" / "memory.py").write_text("raise SystemExit(3)")
+    code = compare_commits.main([str(tmp_path / "before"), "cli", "memory", "--rounds", "2", "--out", str(out)])
     (start,) = json.loads(out.read_text())
     assert (start["measure"], start["before"], start["now"], start["worse"]) == ("start", [1, 1], [2, 2], True)
     assert code == 1
     printed = capsys.readouterr().err
     assert "not in every round of both commits: gone" in printed
     assert "start: 1 s before, 2 now, 2 x; WORSE" in printed
+    assert "memory FAILED" in printed
