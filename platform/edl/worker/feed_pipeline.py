@@ -213,25 +213,12 @@ class FeedFunction:
                 if bad_images:
                     error.hint = f"{error.hint}; {_BAD_IMAGE_HINT}" if error.hint else _BAD_IMAGE_HINT
             raise
-        if outputs is None or not self._count_elements(tag, outputs):
+        if outputs is None:
             return None
         minibatch = Minibatch(tag, outputs, None) if self.mode == "prediction" else Minibatch(tag, *outputs)
         if (elements := count_records(minibatch.features)) > len(window.records):
             self._raise_too_many(tag, window, f"{elements}")
         return minibatch
-
-    def _count_elements(self, tag: int, outputs: Any) -> int:
-        """The number of elements; batches that ``feed`` has made may be empty, or columns of unequal lengths."""
-        counts = {int(leaf.shape[0]) for leaf in tf.nest.flatten(outputs) if isinstance(leaf, tf.Tensor)}
-        if len(counts) > 1:
-            error = FeedError(
-                f"feed yields columns of {' and '.join(map(str, sorted(counts, reverse=True)))} elements",
-                where=inspect.getfile(inspect.unwrap(self._feed)),
-                hint="return as many labels as features",
-            )
-            error.tag = tag
-            raise error
-        return next(iter(counts), 1)
 
     def _find_bad_images(self, window: RecordWindow) -> list[int]:
         """The records with an image that TensorFlow cannot decode, and for which ``feed`` raises."""
@@ -291,11 +278,23 @@ class FeedFunction:
                 with self._tracing:
                     if self._function is None:
                         self._function = self._make_function(window)
-                return self._function(window)
+                outputs = self._function(window)
         except UserCodeError as error:
             if _EMPTY_DATASET_MESSAGE in error.detail:
                 return None
             raise _to_feed_error(error, self._feed) from error
+        return outputs if self._count_elements(outputs) else None
+
+    def _count_elements(self, outputs: Any) -> int:
+        """The number of elements; batches that ``feed`` has made may be empty, or columns of unequal lengths."""
+        counts = {int(leaf.shape[0]) for leaf in tf.nest.flatten(outputs) if isinstance(leaf, tf.Tensor)}
+        if len(counts) > 1:
+            raise FeedError(
+                f"feed yields columns of {' and '.join(map(str, sorted(counts, reverse=True)))} elements",
+                where=inspect.getfile(inspect.unwrap(self._feed)),
+                hint="return as many labels as features",
+            )
+        return next(iter(counts), 1)
 
     def _make_function(self, window: Sequence[Record]) -> Callable[[Sequence[Record]], Any]:
         # EDL's own feed of images needs no graph.
@@ -323,13 +322,14 @@ class FeedFunction:
             minibatch = feed_minibatch(records, self.mode, self._metadata)
             if minibatch is not None:
                 return minibatch
-        dataset = self._feed(tf.data.Dataset.from_tensor_slices(records), self.mode, self._metadata)
+        source = tf.data.Dataset.from_tensor_slices(records)
+        dataset = self._feed(source, self.mode, self._metadata)
         self._check_dataset(dataset)
         # One batch of all elements. It is larger than the window, so that too many elements can be
         # counted.
         longest = _count_in_graph(records) * _MAX_FEED_GROWTH
         batches = _decode_images_in_threads(dataset.padded_batch(longest) if self._pad else dataset.batch(longest))
-        bulk = _find_bulk_parse(dataset)
+        bulk = _find_bulk_parse(source, dataset)
         if bulk is None:
             minibatch = batches.get_single_element()
         else:
@@ -459,20 +459,25 @@ class _BulkParse(NamedTuple):
     size: Any
 
 
-def _find_bulk_parse(dataset: tf.data.Dataset) -> _BulkParse | None:
-    """Of a ``feed`` such as ``dataset.batch(1024).map(parse).unbatch()``, the part before ``unbatch()``.
+def _find_bulk_parse(source: tf.data.Dataset, dataset: tf.data.Dataset) -> _BulkParse | None:
+    """Of a ``feed`` such as ``source.batch(1024).map(parse).unbatch()``, the part before ``unbatch()``.
 
     None: it does something else, or yields other than dense tensors.
     """
     specs = tf.nest.flatten(dataset.element_spec)
-    operation = tf.data.experimental.to_variant(dataset).op
+    unbatched = tf.data.experimental.to_variant(dataset)
+    # A data set that was made before ``feed`` was called has no operation in this graph.
+    if not tf.is_symbolic_tensor(unbatched):
+        return None
+    operation = unbatched.op
     if operation.type != "UnbatchDataset" or not all(_is_dense(spec) for spec in specs):
         return None
     variant = operation.inputs[0]
     batching = variant.op
     while batching.type in _ONE_TO_ONE_OPS:
         batching = batching.inputs[0].op
-    if batching.type not in _SIMPLE_BATCHING_OPS or batching.inputs[0].op.type != "TensorSliceDataset":
+    # Another data set may have more elements than there are records.
+    if batching.type not in _SIMPLE_BATCHING_OPS or batching.inputs[0] is not tf.data.experimental.to_variant(source):
         return None
     spec = tf.nest.map_structure(lambda each: tf.TensorSpec([None, *each.shape], each.dtype), dataset.element_spec)
     return _BulkParse(tf.data.experimental.from_variant(variant, spec), batching.inputs[1])

@@ -242,7 +242,8 @@ def test_batches_that_feed_has_made_have_the_values_of_batches_that_are_taken_ap
 def test_what_may_have_several_batches_is_taken_apart(feed: Any) -> None:
     dataset = feed(tf.data.Dataset.from_tensor_slices(RECORDS[:4]), "training", None)
     with tf.Graph().as_default():
-        assert _find_bulk_parse(feed(tf.data.Dataset.from_tensor_slices(RECORDS[:4]), "training", None)) is None
+        source = tf.data.Dataset.from_tensor_slices(RECORDS[:4])
+        assert _find_bulk_parse(source, feed(source, "training", None)) is None
     assert len(list(dataset)) > 1
 
 
@@ -257,6 +258,40 @@ def test_columns_of_unequal_lengths_are_refused(size: int, said: str) -> None:
 
     with pytest.raises(FeedError, match=said):
         list(feed_minibatches(feed, "training", None, windows()))
+
+
+@pytest.mark.parametrize("size", [2, 1024])
+def test_the_record_that_has_a_label_but_no_features_is_named(size: int) -> None:
+    def feed(dataset: Any, mode: str, metadata: Any) -> Any:
+        return dataset.batch(size).map(features_but_of_record_6).unbatch()
+
+    def features_but_of_record_6(records: Any) -> Any:
+        example = tf.io.parse_example(records, SPEC)
+        return tf.boolean_mask(example["x"], example["y"] != 6), example["y"]
+
+    with pytest.raises(FeedError, match=r"at record 6 of x\.recordio") as caught:
+        list(feed_minibatches(feed, "training", None, windows()))
+    assert caught.value.tag == 1
+
+
+def test_a_data_set_that_feed_has_made_of_more_rows_is_taken_apart() -> None:
+    def feed(dataset: Any, mode: str, metadata: Any) -> Any:
+        records = dataset.batch(1024).get_single_element()
+        twice = tf.data.Dataset.from_tensor_slices(tf.repeat(records, 2))
+        return twice.batch(4).map(parse_every_other).unbatch()
+
+    def parse_every_other(records: Any) -> Any:
+        return parse_in_bulk(records[::2])
+
+    found = list(feed_minibatches(feed, "training", None, windows()))
+    assert [minibatch.labels.numpy().tolist() for minibatch in found] == np.arange(20).reshape(5, 4).tolist()
+
+
+def test_a_data_set_that_was_made_before_feed_was_called_can_be_used() -> None:
+    made = tf.data.Dataset.from_tensor_slices([[1.0, 2.0], [3.0, 4.0]]).map(lambda x: (x, x[0]))
+    for dataset in (made, made.batch(2).unbatch()):
+        (minibatch,) = feed_minibatches(lambda d, m, i, made=dataset: made, "training", None, windows(4, 4))
+        np.testing.assert_array_equal(minibatch.labels, [1, 3])
 
 
 def test_batches_of_several_shapes_get_the_hint() -> None:
