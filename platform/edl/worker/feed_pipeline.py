@@ -328,8 +328,10 @@ class FeedFunction:
         # One batch of all elements. It is larger than the window, so that too many elements can be
         # counted.
         longest = _count_in_graph(records) * _MAX_FEED_GROWTH
-        batches = _decode_images_in_threads(dataset.padded_batch(longest) if self._pad else dataset.batch(longest))
-        bulk = _find_bulk_parse(source, dataset)
+        elements = dataset.padded_batch(longest) if self._pad else dataset.batch(longest)
+        batches = _decode_images_in_threads(elements)
+        # Images are worth more threads than the copy of a batch, which is what is saved otherwise.
+        bulk = _find_bulk_parse(source, dataset) if batches is elements else None
         if bulk is None:
             minibatch = batches.get_single_element()
         else:

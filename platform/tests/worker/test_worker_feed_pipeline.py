@@ -728,3 +728,21 @@ def test_images_are_decoded_by_as_many_threads_as_the_worker_has_cores(
         operations = traced_operations(feed, images_window([good_image()], CorruptRecordSkipper(0)))
         found = [each for each in operations if each.type == "PrivateThreadPoolDataset"]
         assert [tf.get_static_value(each.inputs[1]) for each in found] == threads
+
+
+def test_images_that_feed_decodes_in_bulk_get_these_threads_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tf.config.threading, "get_inter_op_parallelism_threads", lambda: 2)
+    monkeypatch.setattr(tf.config.threading, "get_intra_op_parallelism_threads", lambda: 8)
+
+    def decode(records: Any) -> Any:
+        images = tf.map_fn(lambda each: tf.io.decode_png(each, 3), records["image"], fn_output_signature=tf.uint8)
+        return images, records["label"]
+
+    feed = FeedFunction(lambda d, m, i: d.batch(8).map(decode, num_parallel_calls=8).unbatch(), "training", None)
+    of = images_window([good_image()] * 3, CorruptRecordSkipper(0))
+    minibatch = feed.make_minibatch(0, of)
+    assert minibatch is not None
+    assert minibatch.labels.numpy().tolist() == [0, 1, 2]
+    operations = traced_operations(feed, of)
+    (element,) = [each for each in operations if each.type == "DatasetToSingleElement"]
+    assert element.inputs[0].op.type == "PrivateThreadPoolDataset"
