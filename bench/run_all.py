@@ -1,6 +1,6 @@
 """All benchmarks, one after another: ``bench/results/<name>.json`` and the table in ``docs/benchmarks.md``.
 
-About an hour on two cores; nothing else should run meanwhile. A script that fails or takes too long is
+One to two hours on two cores; nothing else should run meanwhile. A script that fails or takes too long is
 reported, the others still run, and the exit code is 1. A requirement that is not met is a result, not a failure.
 
     python bench/run_all.py [--quick] [NAME ...]
@@ -33,7 +33,7 @@ class BenchScript:
     """One benchmark.
 
     Attributes:
-        seconds: after which it is given up.
+        seconds: after which it is given up. It ends a script that hangs, not one on a slow machine.
         quick: arguments of a run that only shows that everything works.
     """
 
@@ -43,40 +43,40 @@ class BenchScript:
 
 
 SCRIPTS = (
-    BenchScript("deepfm", 900, ("--rounds", "1", "--seconds", "2", "--records", "20000", "--vocabulary", "100000")),
-    BenchScript("step_cost", 300, ("--rounds", "1", "--seconds", "2", "--records", "20000", "--vocabulary", "100000")),
-    BenchScript("native_table", 480, ("--rounds", "1", "--rows", "300000", "--inserted", "3000000", "--batches", "3")),
-    BenchScript("cli", 60, ("--rounds", "3")),
-    BenchScript("start", 180, ("--rounds", "1")),
-    BenchScript("memory", 180, ("--rounds", "1", "--seconds", "2")),
-    BenchScript("recovery", 240, ("--rounds", "1")),
-    BenchScript("control_plane", 240, ("--rounds", "1", "--seconds", "5")),
-    BenchScript("throughput", 600, ("--rounds", "1", "--epochs", "8")),
-    BenchScript("accuracy", 400, ("--rounds", "1", "--epochs", "1")),
-    BenchScript("cut_pause", 180, ("--rounds", "2")),
-    BenchScript("bulk_plane", 180, ("--rounds", "1", "--seconds", "0.1")),
-    BenchScript("allreduce", 300, ("--rounds", "1", "--no-tune")),
-    BenchScript("allreduce_sizes", 240, ("--rounds", "1", "--count", "20")),
-    BenchScript("allreduce_training", 600, ("--rounds", "1", "--seconds", "2")),
-    BenchScript("allreduce_recovery", 480, ("--rounds", "1")),
-    BenchScript("allreduce_churn", 1200, ("--rounds", "1", "--kills", "2", "--every", "10")),
-    BenchScript("checkpoint_stall", 360, ("--rounds", "2", "--rows", "300000", "--every", "200")),
+    BenchScript("deepfm", 1800, ("--rounds", "1", "--seconds", "2", "--records", "20000", "--vocabulary", "100000")),
+    BenchScript("step_cost", 600, ("--rounds", "1", "--seconds", "2", "--records", "20000", "--vocabulary", "100000")),
+    BenchScript("native_table", 960, ("--rounds", "1", "--rows", "300000", "--inserted", "3000000", "--batches", "3")),
+    BenchScript("cli", 120, ("--rounds", "3")),
+    BenchScript("start", 360, ("--rounds", "1")),
+    BenchScript("memory", 360, ("--rounds", "1", "--seconds", "2")),
+    BenchScript("recovery", 480, ("--rounds", "1")),
+    BenchScript("control_plane", 480, ("--rounds", "1", "--seconds", "5")),
+    BenchScript("throughput", 1200, ("--rounds", "1", "--epochs", "8")),
+    BenchScript("accuracy", 800, ("--rounds", "1", "--epochs", "1")),
+    BenchScript("cut_pause", 360, ("--rounds", "2")),
+    BenchScript("bulk_plane", 360, ("--rounds", "1", "--seconds", "0.1")),
+    BenchScript("allreduce", 600, ("--rounds", "1", "--no-tune")),
+    BenchScript("allreduce_sizes", 480, ("--rounds", "1", "--count", "20")),
+    BenchScript("allreduce_training", 1200, ("--rounds", "1", "--seconds", "2")),
+    BenchScript("allreduce_recovery", 960, ("--rounds", "1")),
+    BenchScript("allreduce_churn", 2400, ("--rounds", "1", "--kills", "2", "--every", "10")),
+    BenchScript("checkpoint_stall", 720, ("--rounds", "2", "--rows", "300000", "--every", "200")),
     BenchScript(
-        "convergence", 900, ("--rounds", "2", "--disturbed", "1", "--records", "40000", "--vocabulary", "2600")
+        "convergence", 1800, ("--rounds", "2", "--disturbed", "1", "--records", "40000", "--vocabulary", "2600")
     ),
-    BenchScript("embedding_build", 240, ("--rounds", "1")),
-    BenchScript("shuffled_input", 300, ("--rounds", "1", "--records", "60000")),
+    BenchScript("embedding_build", 480, ("--rounds", "1")),
+    BenchScript("shuffled_input", 600, ("--rounds", "1", "--records", "60000")),
     BenchScript(
         "data_formats",
         1200,
         ("--rounds", "1", "--megabytes", "8", "--rows", "8192", "--images", "40", "--records", "50000"),
     ),
-    BenchScript("torch_loop", 600, ("--rounds", "1", "--seconds", "0.3")),
-    BenchScript("data_stats", 1200, ("--rounds", "1", "--rows", "500000")),
-    BenchScript("sql_extraction", 600, ("--rounds", "1", "--rows", "100000")),
-    BenchScript("sql_training", 1800, ("--rounds", "1", "--rows", "20000", "--many-rows", "50000")),
-    BenchScript("sql_quality", 900, ("--rounds", "1", "--folds", "2", "--tables", "wine,diabetes,xor")),
-    BenchScript("remote_data", 900, ("--megabytes", "16")),
+    BenchScript("torch_loop", 1200, ("--rounds", "1", "--seconds", "0.3")),
+    BenchScript("data_stats", 2400, ("--rounds", "1", "--rows", "500000")),
+    BenchScript("sql_extraction", 1200, ("--rounds", "1", "--rows", "100000")),
+    BenchScript("sql_training", 3600, ("--rounds", "1", "--rows", "20000", "--many-rows", "50000")),
+    BenchScript("sql_quality", 1800, ("--rounds", "1", "--folds", "2", "--tables", "wine,diabetes,xor")),
+    BenchScript("remote_data", 1800, ("--megabytes", "16")),
 )
 
 
