@@ -35,7 +35,7 @@ from edl.jobfile.published_status import PublishedStatus, extend_timeline
 from edl.jobfile.scalar_types import to_finite_float
 from edl.ops import job_view
 from edl.ops.job_view import JobView, UnknownJobError
-from edl.storage.durable_files import JsonLinesTail, read_json
+from edl.storage.durable_files import JsonLinesTail, is_lock_held, read_json
 from edl.storage.run_directory import LOCAL_NAMESPACE, RunDirectory, list_numbered_runs, locate_job_dir
 from edl.storage.weights_lookup import read_task
 
@@ -271,22 +271,17 @@ def _read_timeline(run: RunDirectory) -> tuple[TimelinePoint, ...]:
 def _find_process(run: RunDirectory) -> int | None:
     """The id of the process that the job's lock names, if it runs this run.
 
-    That process empties the lock when it ends. After a SIGKILL the name stays, so the process is
-    checked as well.
+    That process empties the lock when it ends. After a SIGKILL the name stays, and the kernel may have given
+    the number to another program, so only the lock itself says whether the process is there.
     """
+    lock = run.job_dir / "LOCK"
     try:
-        holder = _LOCK_HOLDER.match((run.job_dir / "LOCK").read_text(encoding="utf-8", errors="replace"))
+        holder = _LOCK_HOLDER.match(lock.read_text(encoding="utf-8", errors="replace"))
         if holder is None or holder[3] != run.run_id or holder[2] != socket.gethostname():
             return None
-        pid = int(holder[1])
-        # Signal 0 checks only whether the process exists.
-        os.kill(pid, 0)
-    except PermissionError:
-        # The process exists and belongs to another user.
-        return pid
-    except (OSError, ValueError, OverflowError):
+        return int(holder[1]) if is_lock_held(lock) else None
+    except (OSError, ValueError):
         return None
-    return None if _is_thread(pid) else pid
 
 
 def interrupt_run(run: RunDirectory) -> bool:
@@ -305,19 +300,6 @@ def interrupt_run(run: RunDirectory) -> bool:
     except PermissionError as error:
         raise BadInputError(f"process {pid} belongs to another user", where="edl stop") from error
     return True
-
-
-def _is_thread(number: int) -> bool:
-    """Whether a number is the id of a thread of another process.
-
-    On Linux, signal 0 reaches a thread's id like that of a process.
-    """
-    try:
-        status = Path(f"/proc/{number}/status").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return False
-    group = re.search(r"^Tgid:\s*(\d+)$", status, re.MULTILINE)
-    return group is not None and int(group[1]) != number
 
 
 # --------------------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ import os
 import re
 import signal
 import socket
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ from edl.cli.wait import TIMED_OUT_EXIT
 from edl.cluster.kubernetes.api_errors import NoKubeconfigError
 from edl.cluster.status_port import DesiredState
 from edl.ops import job_view
-from edl.storage.run_directory import RunDirectory
+from edl.storage.run_directory import JobLock, RunDirectory
 
 WORKER = {"index": 0, "pid": 7, "state": "training", "samples_per_second": 1234.5}
 STATUS = {
@@ -32,7 +32,7 @@ Make = Callable[..., Path]
 
 
 @pytest.fixture
-def make_local_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+def make_local_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Makes a run of this machine; ``alive``: this process runs it."""
     monkeypatch.chdir(tmp_path)
 
@@ -52,11 +52,11 @@ def make_local_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
         for name in ("master-0", "worker-0", "worker-1"):
             (folder / "logs" / f"{name}.log").write_text(f"{name} one\n{name} two\n")
         if alive:
-            holder = f"process {os.getpid()} on {socket.gethostname()}, run {run}, started now\n"
-            (folder.parent / "LOCK").write_text(holder)
+            locks.enter_context(JobLock(folder.parent, run))
         return folder
 
-    return make
+    with ExitStack() as locks:
+        yield make
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def test_status_has_what_a_job_on_a_cluster_has(cli_without_cluster: CliHarness,
 
 
 def test_a_run_whose_processes_are_gone_was_interrupted(cli_without_cluster: CliHarness, make_local_run: Make) -> None:
-    folder = make_local_run("r2", alive=True)
+    folder = make_local_run("r2")
     stale = json.loads((folder / "status.json").read_text()) | {"reason": "it waits for a worker"}
     (folder / "status.json").write_text(json.dumps(stale))
     (folder.parent / "LOCK").write_text(f"process 4194303 on {socket.gethostname()}, run r2, started long ago\n")
@@ -293,19 +293,17 @@ def test_a_damaged_run_does_not_hide_the_others(
     assert "digits/r2" in cli_without_cluster.out
 
 
-def test_the_number_of_a_thread_is_no_process_that_runs_a_job(tmp_path: Path) -> None:
-    """Seen once: the number in an old LOCK was that of a thread of another program, and the run counted as running."""
+def test_a_number_that_the_kernel_gave_to_another_program_is_no_process_that_runs_a_job(tmp_path: Path) -> None:
+    """Seen twice: a killed job's number, in its LOCK, was that of a thread, and of another program, later."""
     run = RunDirectory(tmp_path / "r1")
-    ended = threading.Event()
-    thread = threading.Thread(target=ended.wait)
-    thread.start()
-    try:
-        for number, is_alive in ((os.getpid(), True), (thread.native_id, False)):
-            (tmp_path / "LOCK").write_text(f"process {number} on {socket.gethostname()}, run r1, started then")
-            assert (local_runs._find_process(run) is not None) is is_alive
-    finally:
-        ended.set()
-        thread.join()
+    with JobLock(tmp_path, "r1"):
+        assert local_runs._find_process(run) == os.getpid()
+        named = (tmp_path / "LOCK").read_text()
+    assert local_runs._find_process(run) is None
+    (tmp_path / "LOCK").write_text(named)
+    assert local_runs._find_process(run) is None, "this process lives, and does not hold the lock"
+    assert not local_runs.interrupt_run(run)
+    JobLock(tmp_path, "r1").close()  # asking has not kept the lock
 
 
 def test_why_a_run_was_interrupted_and_where_it_goes_on(cli_without_cluster: CliHarness, make_local_run: Make) -> None:
