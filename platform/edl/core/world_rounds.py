@@ -234,6 +234,7 @@ class WorldRounds:
         lost: members that are gone.
         left_at_boundary: workers that left since the last round that started, after they had reported their state.
         pending_change: why the world is to change at the next boundary; empty if it is not.
+        is_planned: whether the newest round was closed for such a change, as far as the master knows.
         waiting_reason: why no round runs, for users; empty if one does.
         change_reason: why the newest round was announced.
         saves_last: whether the last worker that has the newest state saves it before it leaves.
@@ -265,6 +266,7 @@ class WorldRounds:
     lost: set[str] = field(default_factory=set)
     left_at_boundary: set[str] = field(default_factory=set)
     pending_change: str = ""
+    is_planned: bool = False
     waiting_reason: str = "no worker is ready yet"
     change_reason: str = ""
     saves_last: bool = False
@@ -388,10 +390,12 @@ class WorldRounds:
             if not is_known:
                 cause = f"{worker} was lost: {reason}"
                 if not self.is_closing:
+                    self.pending_change = ""
                     return self._close(cause)
-                if self.waiting_reason == _BROKEN_CONNECTION:
-                    # Its neighbours were faster than the cluster, and could not say why.
-                    self.waiting_reason, self.failed_rounds = cause, 0
+                if self.is_planned or self.waiting_reason == _BROKEN_CONNECTION:
+                    # Its neighbours were faster than the cluster, and could not say why. While a change was
+                    # pending, their reports looked like those at its boundary.
+                    self.is_planned, self.waiting_reason, self.failed_rounds = False, cause, 0
         return self._announce_if_complete() if self.is_closing else []
 
     def handle_report(self, worker: str, round_id: RoundId, report: MemberReport) -> list[RoundCommand]:
@@ -472,7 +476,8 @@ class WorldRounds:
     def _close(self, reason: str) -> list[RoundCommand]:
         """Close the newest round. Which step is the furthest is known when all survivors have reported."""
         # At a planned boundary the next round waits for the joiners' reports; after a loss it waits for survivors only.
-        self.joining = set(self.candidates) if self.pending_change else set()
+        self.is_planned = bool(self.pending_change)
+        self.joining = set(self.candidates) if self.is_planned else set()
         self.is_closing, self.pending_change = True, ""
         self.reports.clear()
         self.released.clear()
@@ -498,10 +503,12 @@ class WorldRounds:
         awaited = [*survivors, *self.joining.intersection(self.candidates)]
         if any(worker not in self.reports for worker in awaited):
             return []
-        # Workers that leave are let go once one that stays has a state; otherwise theirs may be the only one.
+        # Workers that leave are let go once one that stays has their state; otherwise theirs may be the only one.
         staying = [worker for worker in survivors if worker not in self.leaving]
-        if any(self._believed_step(worker) is not None for worker in staying):
-            self.released.update(self.leaving.intersection(survivors))
+        kept_step, keepers = self._furthest_step(staying)
+        if keepers:
+            leaving = self.leaving.intersection(survivors)
+            self.released.update(worker for worker in leaving if (self._believed_step(worker) or 0) <= kept_step)
         joining = [worker for worker, _ in sorted(self.candidates.items(), key=lambda item: item[::-1])]
         # Their order assigns the ranks: those that stay keep their order and close the gaps, new ones come last. Then
         # each node's members move to its first one.
@@ -510,14 +517,15 @@ class WorldRounds:
             self.waiting_reason = self._shortage(len(members))
             return []
         step, holders = self._furthest_step(members)
-        newest, _ = self._furthest_step(survivors)
-        # One that followed the round may be many steps behind a member that leaves.
-        if newest > step and not any(worker in survivors for worker in holders):
-            holders = ()
-        if not holders:
-            # A worker that leaves may have the newest state. It stays for one more round, to pass the state on.
-            step, leaving_holders = self._furthest_step(survivors)
-            members, holders = (*leaving_holders[:1], *members), leaving_holders[:1]
+        # One that was released may have ended, which the cluster reports later.
+        present = [worker for worker in survivors if worker not in self.released]
+        newest, newest_holders = self._furthest_step(present)
+        if not newest_holders:
+            newest, newest_holders = self._furthest_step(survivors)
+        if newest_holders and (newest > step or not holders):
+            # A worker that leaves has the newest state. It stays for one more round, to pass the state on.
+            step, holders = newest, newest_holders[:1]
+            members = (*holders, *members)
         members = group_by_node(members, self.node_of)
         # The incarnation keeps numbers unique although an announcement that a master did not journal is lost with it.
         number = RoundId(self.incarnation, self.round.number + 1)

@@ -258,13 +258,40 @@ def test_a_worker_that_was_let_go_is_not_named_to_save_the_state() -> None:
     """The others had to wait for more members, so it could end; then they were told to leave as well."""
     rounds = leaving("a", "b", "c", members_min=3)
     for worker in ("a", "b", "c"):
-        rounds.report(worker, 4 if worker == "a" else 3)
+        rounds.report(worker, 3)
     assert members_that_count(rounds) == ["b", "c"]
     rounds.do(rounds.rounds.handle_leaving("b"))
     assert members_that_count(rounds) == ["c"]
     rounds.do(rounds.rounds.handle_leaving("c"))
     assert rounds.rounds.last_holder() == "c"
     assert members_that_count(rounds) == ["c"]
+
+
+def test_a_worker_that_was_let_go_is_not_the_holder_of_a_state_that_others_have() -> None:
+    """Seen by reading: it was, the new members fetched from a process that had ended, and all was rolled back."""
+    rounds = leaving("a", "b", "c", members_min=3)
+    for worker in ("a", "b", "c"):
+        rounds.report(worker, 3)
+    for worker in ("b", "c"):
+        rounds.do(rounds.rounds.handle_leaving(worker))
+    for index, worker in enumerate(("d", "e", "f"), 3):
+        rounds.do(rounds.rounds.handle_candidate(worker, index, rounds.rounds.round, MemberReport()))
+    announced = rounds.said[-1]
+    assert isinstance(announced, RoundAnnounced)
+    assert (announced.members, announced.step, announced.holders) == (("c", "d", "e", "f"), 3, ("c",))
+
+
+def test_the_furthest_step_counts_although_the_worker_that_has_it_leaves() -> None:
+    """It had finished the reduction when another member was killed, and those that stay had not."""
+    rounds = leaving("a", "b", "c", members_min=1)
+    rounds.do(rounds.rounds.handle_lost("c", "killed"))
+    rounds.report("a", 4, s4=(Share(5, 0, 3),))
+    (announced,) = rounds.report("b", 3)
+    assert isinstance(announced, RoundAnnounced)
+    assert (announced.members, announced.step, announced.holders) == (("a", "b"), 4, ("a",))
+    rounds.confirm()
+    assert rounds.said[-1] == RoundStarted(rounds.rounds.round, 4, {5: 3})
+    assert rounds.rounds.request_pending_leaves() == [ChangeAtBoundary(rounds.rounds.round, "a leaves")]
 
 
 def test_without_a_state_training_restarts_from_the_checkpoint() -> None:
@@ -381,6 +408,20 @@ def test_a_loss_that_a_broken_connection_announced_is_the_reason_of_the_change()
     announced = rounds.report("c", 0)[-1]
     assert isinstance(announced, RoundAnnounced)
     assert announced.reason == "b was lost: Killed (SIGKILL)"
+
+
+@pytest.mark.parametrize("is_cluster_first", [True, False], ids=["cluster first", "neighbour first"])
+def test_a_loss_while_a_worker_joins_waits_for_no_joiner_and_is_the_reason(is_cluster_first: bool) -> None:
+    rounds = running("a", "b", "c")
+    rounds.do(rounds.rounds.handle_follower("d", 3, is_caught_up=True))
+    if not is_cluster_first:
+        rounds.report("a", 0)
+    rounds.do(rounds.rounds.handle_lost("b", "Killed (SIGKILL)"))
+    if is_cluster_first:
+        rounds.report("a", 0)
+    announced = rounds.report("c", 0)[-1]
+    assert isinstance(announced, RoundAnnounced)
+    assert (announced.members, announced.reason) == (("a", "c"), "b was lost: Killed (SIGKILL)")
 
 
 def test_members_that_cannot_connect_to_each_other_are_told_of_once() -> None:
