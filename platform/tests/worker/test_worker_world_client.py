@@ -133,3 +133,17 @@ def test_a_round_that_is_over_is_named() -> None:
     master.change(phase="closing")
     client.report()
     assert closed == [RoundId(1, 1)]
+
+
+def test_a_reply_that_another_thread_overtook_does_not_replace_a_newer_one() -> None:
+    """With a global batch, the records left in the epoch would count steps twice that are done."""
+    client, master = make_client()
+    version = master.reply.version
+    master.change(version=version, phase="running", committed=12, epoch_left=4)
+    client.report()
+    master.change(version=version, phase="running", committed=10, epoch_left=24)
+    client.report()
+    assert (client.view.committed_step, client.view.epoch_left) == (12, 4)
+    master.change(phase="running", committed=10)
+    client.report()
+    assert client.view.committed_step == 10, "a newer view may start from an older checkpoint"

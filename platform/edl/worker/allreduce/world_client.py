@@ -465,7 +465,8 @@ class WorldClient:
     def _take_reply(self, reply: pb.WorldReply) -> None:
         with self._changed:
             view = View.from_message(reply, self._view)
-            if view.version < self._view.version:
+            # Two threads ask. Steps that become done do not raise the version.
+            if (view.version, view.committed_step) < (self._view.version, self._view.committed_step):
                 return
             self._view = view
             if self._unreadable is not None and view.restore_cut != self._unreadable.cut:
