@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edl.api.cluster_port import Role
@@ -97,9 +97,48 @@ def grant_lease(state: JobState, worker: str, known_leases: frozenset[int] | Non
     Args:
         known_leases: the leases that the worker knows; None: it does not say.
     """
-    # Workers that can no longer contribute stop; workers that the master has not seen yet wait. A
-    # master that has just started cannot tell the two apart: the worker may be in the middle of a
-    # lease that is in the journal.
+    refusal = _find_refusal(state, worker)
+    if refusal is not None:
+        return refusal
+    # From here on this is a heartbeat, whatever the answer is: the worker's leases must not expire
+    # while it waits for more work.
+    record_heartbeat(state, worker, now)
+    if state.pending_stop is not None:
+        return WaitForWork("the job ends: a final checkpoint is being taken")
+    leases = state.worker_leases(worker)
+    if known_leases is not None:
+        repeated = _repeat_lost_reply(state, worker, leases, known_leases)
+        if repeated is not None:
+            return repeated
+
+    # A worker with suspect records gets no other work, so that its next crash identifies the
+    # records. While all ranks of AllReduce pause it does not train them, and an evaluation must not wait for them.
+    has_suspect = any(lease.number in state.crash_suspects.one_by_one_leases for _, lease in leases)
+    if has_suspect and not state.world_pauses:
+        return WaitForWork("this worker trains records that crashed another worker; it gets no other work meanwhile")
+
+    if state.world is not None and state.crash_suspects.guilty_ranges and state.world.trains(worker):
+        _quarantine_guilty(state, worker)
+
+    # A worker that still builds its model cannot train until TensorFlow is imported. While other
+    # workers are ready it gets a single training range, and nothing that the whole job waits for.
+    is_slow = state.pods.by_uid[worker].building and bool(state.pods.by_role[Role.WORKER].model_built)
+    for kind in _KIND_PRIORITY:
+        if (is_slow and (kind != TRAINING or leases)) or (has_suspect and kind == TRAINING):
+            continue
+        record_range = _next_range(state, worker, kind)
+        if record_range is not None:
+            return _enter_lease(state, worker, kind, record_range, now)
+    return WaitForWork(idle_reason(state))
+
+
+def _find_refusal(state: JobState, worker: str) -> CoreCommand | None:
+    """Why a worker gets no lease whatever there is to do; None if it may get one.
+
+    Workers that can no longer contribute stop; workers that the master has not seen yet wait. A
+    master that has just started cannot tell the two apart: the worker may be in the middle of a
+    lease that is in the journal.
+    """
     if state.has_ended:
         return StopWork(f"the job is {state.phase.lower()}")
     if not state.pods_synced:
@@ -116,21 +155,22 @@ def grant_lease(state: JobState, worker: str, known_leases: frozenset[int] | Non
         return WaitForWork("the cluster has not reported this pod as running yet")
     if not pod.staying:
         return WaitForWork("this worker was told to leave")
+    return None
 
-    # From here on this is a heartbeat, whatever the answer is: the worker's leases must not expire
-    # while it waits for more work.
-    record_heartbeat(state, worker, now)
-    if state.pending_stop is not None:
-        return WaitForWork("the job ends: a final checkpoint is being taken")
 
-    # The answer to an earlier request may have been lost after its lease was journaled. Repeat it;
-    # otherwise the range would stay idle until the lease expires.
-    leases = state.worker_leases(worker)
-    if state.world is not None and known_leases is not None:
+def _repeat_lost_reply(
+    state: JobState, worker: str, leases: Sequence[tuple[str, Lease]], known_leases: frozenset[int]
+) -> CoreCommand | None:
+    """Grant a lease of the worker again of which it does not know; None if there is none.
+
+    The answer to an earlier request may have been lost after its lease was journaled. Without the
+    repetition the range would stay idle until the lease expires.
+    """
+    if state.world is not None:
         named = state.holders[worker].named_leases | known_leases
         state.holders[worker].named_leases = named & {lease.number for _, lease in leases}
     for kind, lease in leases:
-        if known_leases is None or lease.number in known_leases:
+        if lease.number in known_leases:
             continue
         if kind == TRAINING and state.world is not None and not state.world.trains(worker):
             continue
@@ -145,26 +185,7 @@ def grant_lease(state: JobState, worker: str, known_leases: frozenset[int] | Non
                 state.record_entry(LeaseReturned(lease=lease.number, through=lease.done_steps, partial=0, repeated=0))
         elif not lease.done_steps:
             return _lease_reply(state, kind, lease)
-
-    # A worker with suspect records gets no other work, so that its next crash identifies the
-    # records. While all ranks of AllReduce pause it does not train them, and an evaluation must not wait for them.
-    has_suspect = any(lease.number in state.crash_suspects.one_by_one_leases for _, lease in leases)
-    if has_suspect and not state.world_pauses:
-        return WaitForWork("this worker trains records that crashed another worker; it gets no other work meanwhile")
-
-    if state.world is not None and state.crash_suspects.guilty_ranges and state.world.trains(worker):
-        _quarantine_guilty(state, worker)
-
-    # A worker that still builds its model cannot train until TensorFlow is imported. While other
-    # workers are ready it gets a single training range, and nothing that the whole job waits for.
-    is_slow = pod.building and bool(pods.by_role[Role.WORKER].model_built)
-    for kind in _KIND_PRIORITY:
-        if (is_slow and (kind != TRAINING or leases)) or (has_suspect and kind == TRAINING):
-            continue
-        record_range = _next_range(state, worker, kind)
-        if record_range is not None:
-            return _enter_lease(state, worker, kind, record_range, now)
-    return WaitForWork(idle_reason(state))
+    return None
 
 
 def _next_range(state: JobState, worker: str, kind: str) -> RecordRange | None:
