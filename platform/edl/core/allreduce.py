@@ -229,8 +229,8 @@ def advance_world(state: JobState, now: float) -> None:
         for worker in (*rounds.members, *rounds.candidates):
             if worker not in rounds.lost:
                 _obey(state, rounds, _check_worker(state, rounds, worker))
-    if rounds.members_min != state.workers_min:
-        rounds.members_min = state.workers_min
+    if rounds.members_min != state.members_needed:
+        rounds.members_min = state.members_needed
         _obey(state, rounds, rounds.announce_if_possible())
     _return_leases_after_limit(state)
     world_evaluations.advance_evaluation(state, now)

@@ -20,6 +20,7 @@ from edl.core.events import DeletePod, ScaleRequested, StartPod
 from edl.core.grants import remaining_step_budget
 from edl.core.job_pods import JobPod
 from edl.core.state import JobState
+from edl.core.world_rounds import RoundPhase
 
 START_BATCH = 50
 """Maximum number of pods requested per event: a thousand at once would delay the answers to workers."""
@@ -50,11 +51,20 @@ def handle_scale_requested(state: JobState, event: ScaleRequested, now: float) -
 
 
 def count_wanted_workers(state: JobState) -> int:
-    """The wanted number of workers: the maximum while work is waiting, otherwise one."""
+    """The wanted number of workers: the maximum while work is waiting, otherwise what a job needs to finish."""
     if state.pending_stop is not None:
         return 0
-    # One worker stays, because leased ranges may return.
-    return state.workers_max if has_waiting_work(state) else 1
+    return state.workers_max if has_waiting_work(state) else count_needed_workers(state)
+
+
+def count_needed_workers(state: JobState) -> int:
+    """How many workers a job needs when all its work is leased, or done.
+
+    One stays, because leased ranges may return. Under AllReduce those of a lost worker return only with the
+    next round, and no round starts below the minimum.
+    """
+    waits_for_members = state.world is not None and state.world.phase is not RoundPhase.RUNNING
+    return state.members_needed if waits_for_members else 1
 
 
 def has_waiting_work(state: JobState) -> bool:
@@ -74,7 +84,9 @@ def has_waiting_work(state: JobState) -> bool:
 def is_starved(state: JobState) -> bool:
     """Whether work is waiting and fewer workers run than the minimum."""
     running = state.pods.by_role[Role.WORKER].running_count
-    return not state.has_ended and running < state.workers_min and has_waiting_work(state)
+    if state.has_ended or running >= state.workers_min:
+        return False
+    return has_waiting_work(state) or running < count_needed_workers(state)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -82,11 +94,12 @@ def is_starved(state: JobState) -> bool:
 
 
 def _withdraw_pending_workers(state: JobState, now: float) -> None:
-    """Withdraw pending workers when no work is left; one stays if there is no other worker."""
+    """Withdraw pending workers when no work is left, but for those that the job needs to finish."""
     workers = state.pods.by_role[Role.WORKER]
     if not workers.pending or has_waiting_work(state):
         return
-    for pod in state.pods.pending_pods(Role.WORKER)[0 if workers.running_count else 1 :]:
+    missing = max(0, count_needed_workers(state) - workers.running_count)
+    for pod in state.pods.pending_pods(Role.WORKER)[missing:]:
         terminate_worker(state, pod, "withdrawn: no work waits for it", now)
 
 

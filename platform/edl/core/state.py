@@ -432,6 +432,11 @@ class JobState:
         wanted = self.scale_override[0]
         return min(self.workers_max, self.settings.workers_min if wanted is None else wanted)
 
+    @property
+    def members_needed(self) -> int:
+        """How many workers a round of AllReduce needs; after training, one can evaluate and export alone."""
+        return 1 if self.is_training_over() else self.workers_min
+
     def is_training_over(self) -> bool:
         """Whether every required step is done."""
         return self.training_ledger is not None and self.is_ledger_over(self.training_ledger)

@@ -13,7 +13,7 @@ from edl.api.journal_entries import LeaseReturned
 from edl.core import events as ev
 from edl.core.job import JobStateMachine
 from edl.core.ledger import BEST_MODEL, DESCRIBE, EXPORT, METRICS, MODEL_FILE, TRAINING, Ledger
-from edl.core.scaling import has_waiting_work
+from edl.core.scaling import count_needed_workers, has_waiting_work
 from edl.simulation.counted_steps import Steps
 from edl.simulation.simulated_ps import Minibatch, SnapshotContent
 
@@ -50,7 +50,9 @@ def asked_for_a_reason(master: JobStateMachine, role: Role) -> None:
     One worker is allowed without waiting work: it completes the job.
     """
     expected = master.pods.count_expected_workers()
-    if role is Role.WORKER and (expected > master.workers_max or (expected > 1 and not has_waiting_work(master))):
+    if role is Role.WORKER and (
+        expected > master.workers_max or (expected > count_needed_workers(master) and not has_waiting_work(master))
+    ):
         raise BrokenPromiseError(
             f"a worker is asked for, {expected} are there with it, work waits: {has_waiting_work(master)}"
         )

@@ -8,12 +8,14 @@ import pytest
 from support.all_reduce_master import AllReduceMaster
 from support.text_keys import missing_keys
 
-from edl.api.run_events import RecordsRequeued
+from edl.api.run_events import RecordsRequeued, RoleRequested
 from edl.api.status import WorldStatus
 from edl.core.allreduce import CLOSING_SILENCE_SECONDS, describe_world
 from edl.core.events import EndJob, LeaseReply, Tick, WorldReported, WorldView
 from edl.core.job import JobStateMachine
+from edl.core.ledger import TRAINING
 from edl.core.rank_state import RankPhase
+from edl.core.scaling import is_starved
 from edl.core.world_rounds import MemberReport, RoundPhase, Share
 
 
@@ -375,3 +377,44 @@ def test_training_ends_with_the_step_that_max_steps_names() -> None:
     ends = [command for command in master.handle(Tick()) if isinstance(command, EndJob)]
     assert ends == [] or ends[0].phase == "Done"
     assert master.state.phase == "Done"
+
+
+def requested_workers(master: AllReduceMaster) -> list[int]:
+    """Indices of the workers that the master has requested, half a second later."""
+    master.handle(Tick(), after=0.5)
+    return [event.index for event in master.events if isinstance(event, RoleRequested) and event.role == "worker"]
+
+
+def test_below_the_minimum_a_worker_is_requested_although_all_records_are_leased() -> None:
+    """Seen by reading: a lost worker's records return with the next round, which waits for a worker that nobody
+    requested, so the job hung for ever."""
+    master = AllReduceMaster(started=2, records=32, workers_min=2)
+    master.start_round("w0", "w1")
+    for worker in ("w0", "w1"):
+        assert isinstance(master.lease(worker), LeaseReply)
+    master.kill("w1")
+    master.report("w0", RankPhase.ENDED, step=0)
+    assert not missing_keys(master.rounds.waiting_reason, "1 of at least 2 workers")
+    assert is_starved(master.state)
+    assert requested_workers(master) == [2]
+    master.start_worker()
+    master.start_round("w0", "w2")
+    assert master.rounds.members == ("w0", "w2")
+
+
+def test_when_training_is_over_one_worker_evaluates_and_exports() -> None:
+    master = AllReduceMaster(started=2, records=16, workers_min=2, validation=8)
+    master.start_round("w0", "w1")
+    step, leases = 0, list[int]()
+    while isinstance(lease := master.lease("w0", *leases), LeaseReply) and lease.kind == TRAINING:
+        leases.append(lease.lease)
+        steps = -(-(lease.record_range.end - lease.record_range.start) // 4)
+        shares = {step + at: (Share(lease.lease, 4 * at - 4, 4 * at),) for at in range(1, steps + 1)}
+        step += steps
+        master.report("w0", RankPhase.RUNNING, step=step, stable=step, shares=shares)
+    assert master.state.is_training_over()
+    master.kill("w1")
+    master.report("w0", RankPhase.ENDED, step=4)
+    master.start_round("w0")
+    assert master.rounds.members == ("w0",)
+    assert requested_workers(master) == []
