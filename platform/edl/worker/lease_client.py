@@ -176,6 +176,7 @@ class LeaseClient:
         answer = reply.WhichOneof("answer")
         if answer == "task":
             task = LeasedTask.from_message(reply.task, self._position_describer)
+            self._lost_leases.discard(task.lease_id)
             # First: when another thread takes the task, its records must be on the way and its
             # lease must be named in heartbeats.
             self._on_granted(task)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import resource
+import socket
 import threading
 import time
 import weakref
@@ -430,3 +433,20 @@ def test_a_source_or_a_helper_dies_while_a_worker_fetches_the_state(
         job.wait_for_round(2 + len(started))
         job.hurry()
         job.wait_for_end()
+
+
+def test_a_worker_that_has_a_thousand_files_open_can_wait_for_a_connection() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4096)), hard))
+    here, peer = socket.socketpair()
+    try:
+        with socket.socket(fileno=fcntl.fcntl(here.fileno(), fcntl.F_DUPFD, 1100)) as sock:
+            assert not state_parts.wait_readable(sock, 0.0)
+            peer.send(b"x")
+            assert state_parts.wait_readable(sock, 5.0)
+            assert sock.recv(1) == b"x"
+            peer.close()
+            assert state_parts.wait_readable(sock, 5.0), "the end of the connection wakes as well"
+    finally:
+        here.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

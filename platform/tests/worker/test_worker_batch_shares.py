@@ -10,8 +10,8 @@ import numpy as np
 
 from edl.core.global_batch import RankRecords
 from edl.core.world_rounds import Share
-from edl.worker.allreduce.share_source import BatchShareSource
-from edl.worker.lease_client import LeasedTask
+from edl.worker.allreduce.share_source import BatchShareSource, ShareSource
+from edl.worker.lease_client import LeaseClient, LeasedTask
 from edl.worker.record_stream import CorruptRecordSkipper, RecordStream, TaggedWindows
 
 
@@ -165,3 +165,28 @@ def test_records_that_may_be_tried_alone_only_are_offered_alone() -> None:
     harness.apply(harness.load(6)[0])
     assert harness.shares.available(0) == RankRecords(4, is_indivisible=True)
     assert harness.load(4) == ((Share(2, 0, 4),), [[10, 11, 12, 13]])
+
+
+def test_the_rest_of_a_lease_that_a_worker_dropped_is_not_read() -> None:
+    """Seen by reading: a worker that came back to the world read up to three leases of which it had none any more,
+    and all ranks waited."""
+    reader = Numbers()
+    leases = LeaseClient(None, lambda task: None, list)  # type: ignore[arg-type]
+    stream = RecordStream(
+        lambda: reader,  # type: ignore[arg-type, return-value]
+        CorruptRecordSkipper(0),
+        lambda windows: (Fed(tag, window.records) for tag, window in windows),  # type: ignore[arg-type]
+        leases.is_held,
+    )
+    shares = ShareSource(leases, Leases(), stream)  # type: ignore[arg-type]
+    for number, start in ((1, 0), (2, 100)):
+        task = LeasedTask(number, "training", "a", start, start + 40, 4)
+        stream.add_task(task)
+        leases._enqueue_task(task)
+        shares.take_tasks()
+        if number == 1:
+            shares.drop_all()
+    current = shares.current()
+    assert current is not None
+    assert current.share() == Share(2, 0, 4)
+    assert reader.read_ranges == [(100, 104)]

@@ -148,10 +148,11 @@ class ShareSource:
 
     def _drop(self, lease: OpenLease) -> None:
         self._open.remove(lease)
-        self._leases.mark_lost([lease.task.lease_id])
         self._progress.drop_lease(lease.task.lease_id)
         if lease.has_steps:
             self._finish_lease(lease.task)
+        # Last, because a slot that is released forgets the mark. The stream may still be reading the lease.
+        self._leases.mark_lost([lease.task.lease_id])
 
 
 class BatchShareSource(ShareSource):

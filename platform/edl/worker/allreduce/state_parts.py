@@ -165,7 +165,7 @@ class StateParts:
         start, end = part_bounds(self._state_bytes, helper.part, self.parts)
         try:
             # The member waits for its step. When the source has sent its part, this one is on its way as well.
-            while not select.select([helper.sock], [], [], CHECK_SECONDS)[0] and not self._is_over:
+            while not wait_readable(helper.sock, CHECK_SECONDS) and not self._is_over:
                 if self._is_due.is_set():
                     break
             if self._is_over:
@@ -176,6 +176,16 @@ class StateParts:
             self._arrived[helper.part] = frame.body
         except EdlError as error:
             _LOG.info("part %d of the state does not come from %s: %s", helper.part, helper.connection.peer, error)
+
+
+def wait_readable(sock: socket.socket, seconds: float) -> bool:
+    """Whether something arrives, or the connection ends, within some seconds.
+
+    Not ``select.select``: it refuses descriptors above 1,023, and a reader may hold a thousand files open.
+    """
+    watched = select.poll()
+    watched.register(sock, select.POLLIN)
+    return bool(watched.poll(1000 * seconds))
 
 
 def check_state_bytes(message: pb.RoundState, body: memoryview) -> None:

@@ -8,7 +8,6 @@ join, and at the boundary it has the state of the newest step like all others: n
 from __future__ import annotations
 
 import logging
-import select
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +26,7 @@ from edl.transport.message_validation import parse_message
 from edl.transport.peer_errors import BulkRefusedError, PeerRefusedError
 from edl.worker.allreduce.model_description import format_model
 from edl.worker.allreduce.rank_answers import MAX_SHARES_BYTES, read_answer, read_pending_shares
-from edl.worker.allreduce.state_parts import CHECK_SECONDS, StateParts, check_state_bytes
+from edl.worker.allreduce.state_parts import CHECK_SECONDS, StateParts, check_state_bytes, wait_readable
 from edl.worker.allreduce.step_message import StepOutcome
 from edl.worker.allreduce.world_client import View, WorldClient
 
@@ -182,7 +181,7 @@ class StepFollower:
                 closed_at = closed_at or now
                 if now - closed_at > CLOSING_SECONDS:
                     return False
-            if select.select([sock], [], [], CHECK_SECONDS)[0]:
+            if wait_readable(sock, CHECK_SECONDS):
                 return True
             # Nothing is on its way: the others may wait for records or for an evaluation.
             if self._has_state:
