@@ -341,10 +341,7 @@ def _register(
         if (found.created, found.digest) == (model.created, model.digest):
             write_description(found, run.path / FOLDER / DESCRIPTION_FILE)
             return {"model": model.name, "version": version}  # by a master that was lost right after
-    events = JsonLinesTail(run.events).poll()
-    history = [(int(each["step"]), dict(each["metrics"])) for each in events if each.get("event") == "evaluation_ended"]
-    metrics = dict(summary.get("metrics") or (history[-1][1] if history else {}))
-    first = MeasuredTraining(history, metrics, int(summary.get("records_done", 0)))
+    first = MeasuredTraining.from_events(JsonLinesTail(run.events).poll(), summary)
     marked = measured_on(run.path / FOLDER / "data" / "validation", model)
     files = model_files(run.path / FOLDER, run.export)
     if not any(file.name == MODEL_FILE for file in files):
@@ -384,15 +381,10 @@ def _train_again(run: RunDirectory, first: MeasuredTraining, parts: ExitStack) -
     environment = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}
 
     def train(job: str, *, exports: bool, has_validation: bool) -> MeasuredTraining:
-        history = list[tuple[int, dict[str, float]]]()
-
-        def follow(event: Mapping[str, Any]) -> None:
-            if event.get("event") == "evaluation_ended":
-                history.append((int(event["step"]), dict(event["metrics"])))
-
+        events = list[Mapping[str, Any]]()
         arguments = [] if exports else ["--set", "export=null"]
-        summary = run_edl("run", copy, arguments, follow, job=job, environment=environment)
-        return MeasuredTraining(history, dict(summary.get("metrics") or {}), int(summary.get("records_done", 0)))
+        summary = run_edl("run", copy, arguments, events.append, job=job, environment=environment)
+        return MeasuredTraining.from_events(events, summary)
 
     try:
         with translate_os_errors(attempts, "write"), attempts.open("a", encoding="utf-8") as file:

@@ -350,7 +350,7 @@ class StatementRunner:
             exports: the model is kept.
             has_validation: validation rows are held back.
         """
-        history = list[tuple[int, dict[str, float]]]()
+        evaluations = list[Mapping[str, Any]]()
         next_check = time.monotonic() + _SNAPSHOT_SECONDS
 
         def follow(event: Mapping[str, Any]) -> None:
@@ -359,7 +359,7 @@ class StatementRunner:
                 found.check()
                 next_check = time.monotonic() + _SNAPSHOT_SECONDS
             if event.get("event") == "evaluation_ended":
-                history.append((int(event["step"]), dict(event["metrics"])))
+                evaluations.append(event)
                 event = {**event, "metrics": prepared.mark_undefined(event["metrics"])}
             self.observer.job_event(event)
 
@@ -370,8 +370,7 @@ class StatementRunner:
         if found.stream:
             # Whatever was read after the snapshot was lost would be of another state.
             found.check()
-        metrics = dict(summary.get("metrics") or (history[-1][1] if history else {}))
-        return MeasuredTraining(history, metrics, int(summary.get("records_done", 0)))
+        return MeasuredTraining.from_events(evaluations, summary)
 
     # -- models that exist -----------------------------------------------------------------------
 

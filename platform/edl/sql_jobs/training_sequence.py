@@ -6,7 +6,7 @@ A statement on this machine does so in its own folder, and the master of a state
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -46,6 +46,19 @@ class MeasuredTraining:
     history: History
     metrics: Metrics
     records_done: int
+
+    @classmethod
+    def from_events(cls, events: Iterable[Mapping[str, Any]], summary: Mapping[str, Any]) -> MeasuredTraining:
+        """What the job of a training said.
+
+        Args:
+            events: of the job; those that end an evaluation count.
+            summary: of the job. A summary without metrics leaves those of the last evaluation.
+        """
+        ended = [each for each in events if each.get("event") == "evaluation_ended"]
+        history = [(int(each["step"]), dict(each["metrics"])) for each in ended]
+        metrics = dict(summary.get("metrics") or (history[-1][1] if history else {}))
+        return cls(history, metrics, int(summary.get("records_done", 0)))
 
 
 class RunTraining(Protocol):

@@ -135,6 +135,7 @@ class FakeRuns:
         self.linear_loss = linear_loss
         self.documents = dict[str, Any]()
         self.error: EdlError | None = None
+        self.summary_has_metrics = True
 
     def run(
         self,
@@ -157,7 +158,10 @@ class FakeRuns:
         if "export=null" not in arguments:
             (folder / "export").mkdir()
             (folder / "export" / "model.keras").write_text("weights of all rows", encoding="utf-8")
-        return {"metrics": {"loss": self.linear_loss, "log_loss": self.linear_loss}}
+        metrics = {"loss": self.linear_loss, "log_loss": self.linear_loss}
+        if job != "refit.yaml":
+            on_event({"event": "evaluation_ended", "step": 3, "metrics": metrics})
+        return {"metrics": metrics} if self.summary_has_metrics else {}
 
 
 def train_small(volume: Volume, name: str = "small", text: str = SMALL, **options: Any) -> RunDirectory:
@@ -202,6 +206,17 @@ def test_the_master_trains_a_small_table_again_as_one_machine_does(
         epochs,
     )
     assert not (run.path / FOLDER / "data").exists()
+
+
+def test_a_linear_model_whose_summary_has_no_metrics_is_compared_by_its_last_evaluation(
+    volume: Volume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeRuns(0.25)
+    fake.summary_has_metrics = False
+    monkeypatch.setattr(cluster_commands, "run_edl", fake.run)
+    finish(train_small(volume), SUMMARY)
+    (model,) = volume.models.list_models()
+    assert (model.estimator, model.metrics["log_loss"]) == ("linear", 0.25)
 
 
 def test_a_model_that_cannot_be_trained_again_is_the_one_that_was_measured(
