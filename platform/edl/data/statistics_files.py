@@ -27,6 +27,7 @@ import pyarrow as pa
 from edl.api.errors import BadInputError
 from edl.core.strict_json import decode_json_file
 from edl.data import sketches
+from edl.data.data_files import temporary_path
 from edl.data.sketches import DistinctSketch, FrequentValues, Moments, QuantileSketch
 from edl.data.table_statistics import ColumnStatistics, TableStatistics
 
@@ -208,7 +209,7 @@ def write_worker_file(path: Path, worker: WorkerStatistics) -> None:
     """Replace a worker's file. It is on the disk when this returns."""
     content = encode_worker(worker)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = temporary_path(path)
     with temporary.open("wb") as stream:
         stream.write(content)
         stream.flush()

@@ -19,6 +19,7 @@ from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
+from uuid import uuid4
 
 import pyarrow.parquet as pq
 
@@ -82,7 +83,7 @@ from edl.sql_jobs.training_sequence import (
 )
 from edl.sql_jobs.training_settings import STRATEGY_SETTING, TOO_MANY_TO_REFIT
 from edl.sql_jobs.user_module import ZOO_SETTING
-from edl.storage.durable_files import JsonLinesTail, translate_os_errors, write_json
+from edl.storage.durable_files import JsonLinesTail, remove_on_error, translate_os_errors, write_json
 from edl.storage.run_directory import RunDirectory, write_run_spec
 from edl.storage.run_weights import OUTPUT_DIRECTORY
 
@@ -303,6 +304,9 @@ def finish(run: RunDirectory, summary: Mapping[str, Any]) -> None:
     # Rows of a database do not stay behind, nor if the master that finished was lost before it removed them.
     for name in ("rows", "data", _PERMUTED_FOLDER):
         shutil.rmtree(folder / name, ignore_errors=True)
+    for left in folder.glob(f".{PREDICTIONS_FILE}.*.tmp"):
+        with suppress(OSError):
+            left.unlink()
 
 
 def _finish_statement(run: RunDirectory, summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -430,20 +434,22 @@ def _write_predictions(
     if not parquet.exists():
         files = sorted((folder / "rows").glob("*.parquet"))
         outputs = read_predictions(run.path / OUTPUT_DIRECTORY)
-        temporary = parquet.with_name(f".{parquet.name}.tmp")
+        # Process ids do not tell masters apart, which are in pods of their own.
+        temporary = parquet.with_name(f".{parquet.name}.{uuid4().hex}.tmp")
         writer: Any = None
-        try:
-            wanted = take_probabilities(statement, model)
-            ignores_case = dialect_of(request.database) != "postgres"
-            for batch in with_predictions(
-                files, outputs, model, statement.column, probabilities=wanted, ignores_case=ignores_case
-            ):
-                writer = writer or pq.ParquetWriter(temporary, batch.schema, compression="zstd")
-                writer.write_batch(batch)
-        finally:
-            if writer is not None:
-                writer.close()
-        temporary.rename(parquet)
+        with remove_on_error(temporary):
+            try:
+                wanted = take_probabilities(statement, model)
+                ignores_case = dialect_of(request.database) != "postgres"
+                for batch in with_predictions(
+                    files, outputs, model, statement.column, probabilities=wanted, ignores_case=ignores_case
+                ):
+                    writer = writer or pq.ParquetWriter(temporary, batch.schema, compression="zstd")
+                    writer.write_batch(batch)
+            finally:
+                if writer is not None:
+                    writer.close()
+            temporary.rename(parquet)
     content = pq.ParquetFile(parquet)
     rows = content.metadata.num_rows
     _write_once(request, statement.into, content.iter_batches(), folder, rows)

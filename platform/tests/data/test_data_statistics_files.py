@@ -143,7 +143,7 @@ def test_what_is_missing_or_twice_is_named(workers: list[WorkerStatistics], said
 
 def test_files_are_found_in_the_run_directory_and_half_written_ones_are_none(tmp_path: Path) -> None:
     write_worker_file(tmp_path / "statistics" / "worker-a.npz", worker_with([(0, 1000)]))
-    (tmp_path / "statistics" / ".worker-b.npz.tmp").write_bytes(b"half")
+    (tmp_path / "statistics" / ".worker-b.npz.7.tmp").write_bytes(b"half")
     assert merge_workers(read_worker_files(tmp_path)).records == RECORDS
     with pytest.raises(BadInputError, match="No such file"):
         read_worker_files(tmp_path / "other")

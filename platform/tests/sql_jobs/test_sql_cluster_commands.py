@@ -7,7 +7,7 @@ import json
 import os
 import sqlite3
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,6 +28,7 @@ from edl.sql_jobs.cluster_commands import FOLDER, finish, prepare
 from edl.sql_jobs.cluster_job import ClusterOptions, cluster_job
 from edl.sql_jobs.cluster_request import ClusterRequest
 from edl.sql_jobs.model_registry import ModelRegistry
+from edl.sql_jobs.statement_folders import with_predictions
 from edl.sql_jobs.statement_parser import parse_with_texts
 from edl.storage.run_directory import RunDirectory, write_run_spec
 
@@ -406,6 +407,30 @@ def test_predictions_become_parquet_and_one_table(volume: Volume) -> None:
     ]
     assert pq.read_table(run.path / FOLDER / "predictions.parquet").num_rows == 300
     assert not (run.path / FOLDER / "rows").exists()
+
+
+def test_predictions_are_complete_though_two_masters_write_them_at_once_and_one_was_killed(
+    volume: Volume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volume.train()
+    request, run = volume.submit(PREDICT, "predict")
+    prepare(request, run)
+    write_predictions(run, [(0, 300)])
+    left = run.path / FOLDER / ".predictions.parquet.killed.tmp"
+    left.write_bytes(b"half")
+
+    def predict_while_another_master_writes(*given: Any, **options: Any) -> Iterator[Any]:
+        with monkeypatch.context() as other:
+            other.setattr(cluster_commands, "with_predictions", with_predictions)
+            for batch in with_predictions(*given, **options):
+                yield batch
+                cluster_commands._finish_statement(run, {"metrics": {}})
+
+    monkeypatch.setattr(cluster_commands, "with_predictions", predict_while_another_master_writes)
+    finish(run, {"metrics": {}})
+    assert volume.query("SELECT count(*) FROM guessed") == [(300,)]
+    assert pq.read_table(run.path / FOLDER / "predictions.parquet").num_rows == 300
+    assert not list((run.path / FOLDER).glob(".*.tmp"))
 
 
 def test_a_table_that_a_lost_master_wrote_is_not_written_again(volume: Volume) -> None:
