@@ -30,8 +30,11 @@ class Optimizer:
 
 
 @dataclass
-class _Module:
-    """What is collected while features are written; ``names`` are those of the inputs."""
+class _ModuleParts:
+    """What the head of a module and its helpers need, collected while functions are written.
+
+    ``names`` are those of the inputs.
+    """
 
     names: Mapping[tuple[str, str], str]
     has_matrices: bool = False
@@ -40,8 +43,8 @@ class _Module:
     vocabularies: dict[str, Sequence[str]] = field(default_factory=dict)
     helpers: set[str] = field(default_factory=set)
 
-    def enter(self, table: str, name: str, value: object, vocabulary: Sequence[str] = ()) -> str:
-        """Enter what a column has in a table; returns the table.
+    def add_constant(self, table: str, name: str, value: object, vocabulary: Sequence[str] = ()) -> str:
+        """Add what a column has to a table of constants; returns the name of the table, a new one if need be.
 
         ``COLUMN`` may name a column several times: what differs from an entry goes into a further table, such as
         ``RANGES_2``, and into a further entry of the vocabularies.
@@ -72,8 +75,8 @@ def _vocabulary_key(name: str, number: int) -> str:
 
 def _split_table(table: str) -> tuple[str, int]:
     """The name of a table without its number, and the number: ``RANGES_2`` is the second one of ``RANGES``."""
-    found = re.fullmatch(r"(\w+?)_(\d+)", table)
-    return (table, 1) if found is None else (found[1], int(found[2]))
+    numbered = re.fullmatch(r"(\w+?)_(\d+)", table)
+    return (table, 1) if numbered is None else (numbered[1], int(numbered[2]))
 
 
 def write_module(
@@ -89,26 +92,26 @@ def write_module(
         patience: evaluations without improvement after which training ends.
         query: for the module's description.
     """
-    found = _Module(inputs.names(), bool(inputs.matrices()))
+    parts = _ModuleParts(inputs.names(), bool(inputs.matrices()))
     deep = [each for each in plan.used if each.part in ("", "deep")]
-    functions = [_encode_function("encode", deep, found, one_by_one=estimator == "deepfm")]
+    functions = [_encode_function("encode", deep, parts, one_by_one=estimator == "deepfm")]
     if estimator == "wide_and_deep":
         wide = [each for each in plan.used if each.part in ("", "wide")]
-        functions.append(_encode_function("encode_wide", wide, found, is_wide=True))
-    helpers = _HELPERS | (_MATRIX_HELPERS if found.has_matrices else {})
-    head = "\n\n".join((_description(plan, query), _imports(found), _constants(plan, inputs, found)))
+        functions.append(_encode_function("encode_wide", wide, parts, is_wide=True))
+    helpers = _HELPERS | (_MATRIX_HELPERS if parts.has_matrices else {})
+    head = "\n\n".join((_description(plan, query), _imports(parts), _constants(plan, inputs, parts)))
     body = [
         head,
-        *(helpers[name] for name in helpers if name in found.helpers),
+        *(helpers[name] for name in helpers if name in parts.helpers),
         *functions,
         _MODELS.get(estimator, _parts_of_a_model)(plan, _given_line(inputs)),
-        *([_serving_model()] if found.has_matrices else []),
+        *([_serving_model()] if parts.has_matrices else []),
         _training(plan, optimizer, patience),
     ]
     name = "model.py" if estimator in _MODELS else f"{COLUMNS_MODULE}.py"
     files = {name: "\n\n\n".join(part.strip("\n") for part in body) + "\n"}
-    if found.vocabularies:
-        lines = (f"  {json.dumps(name)}: {json.dumps(list(words))}" for name, words in found.vocabularies.items())
+    if parts.vocabularies:
+        lines = (f"  {json.dumps(name)}: {json.dumps(list(words))}" for name, words in parts.vocabularies.items())
         files[VOCABULARY_FILE] = "{\n" + ",\n".join(lines) + "\n}\n"
     return files
 
@@ -123,18 +126,18 @@ def _description(plan: ColumnPlan, query: str) -> str:
     return '"""' + text.replace("\\", "\\\\").replace('"""', r"\"\"\"") + '"""'
 
 
-def _imports(found: _Module) -> str:
+def _imports(parts: _ModuleParts) -> str:
     lines = []
-    if found.vocabularies:
+    if parts.vocabularies:
         lines.append("import json")
-    if "date_parts" in found.helpers:
+    if "date_parts" in parts.helpers:
         lines.append("import math")
-    if found.vocabularies:
+    if parts.vocabularies:
         lines.append("from pathlib import Path")
     if lines:
         lines.append("")
-    uses_ops = found.helpers & {"known", "date_parts"} or "MISSING" in found.lists or "LOGARITHMS" in found.constants
-    uses_ops = uses_ops or found.has_matrices
+    uses_ops = parts.helpers & {"known", "date_parts"} or "MISSING" in parts.lists or "LOGARITHMS" in parts.constants
+    uses_ops = uses_ops or parts.has_matrices
     return "\n".join(
         [*lines, "import keras", "from keras import layers, ops" if uses_ops else "from keras import layers"]
     )
@@ -163,35 +166,35 @@ _DOCS = {
 }
 
 
-def _constants(plan: ColumnPlan, inputs: ModelInputs, found: _Module) -> str:
-    parts = [_table("COLUMNS", {each.name: each.dtype for each in inputs.inputs})]
-    if found.has_matrices:
+def _constants(plan: ColumnPlan, inputs: ModelInputs, parts: _ModuleParts) -> str:
+    texts = [_table("COLUMNS", {each.name: each.dtype for each in inputs.inputs})]
+    if parts.has_matrices:
         dtypes = {each.matrix: each.dtype for each in inputs.inputs}
         lists = (
             f'    "{name}": [name for name, dtype in COLUMNS.items() if dtype == "{dtypes[name]}"],\n'
             for name in inputs.matrices()
         )
-        parts.append(f"MATRICES = {{\n{''.join(lists)}}}\n{_doc('MATRICES')}")
-        parts.append(
+        texts.append(f"MATRICES = {{\n{''.join(lists)}}}\n{_doc('MATRICES')}")
+        texts.append(
             "PLACES = {name: (matrix, at) for matrix, names in MATRICES.items() for at, name in enumerate(names)}\n"
             + _doc("PLACES")
         )
     for name in _DOCS:
-        parts += [_table(table, found.constants[table]) for table in found.constants if _split_table(table)[0] == name]
-        if name in found.lists:
-            parts.append(f"{name} = {_tuple(found.lists[name])}\n{_doc(name)}")
+        texts += [_table(table, parts.constants[table]) for table in parts.constants if _split_table(table)[0] == name]
+        if name in parts.lists:
+            texts.append(f"{name} = {_tuple(parts.lists[name])}\n{_doc(name)}")
     if plan.label.classes:
-        parts.append(
+        texts.append(
             f"CLASSES = {_tuple(plan.label.classes)}\n" + '"""Values of the label, in the order of their numbers."""'
         )
-    parts.append(f"OUTPUTS = {'len(CLASSES)' if plan.label.kind is LabelKind.CLASSES else 1}")
+    texts.append(f"OUTPUTS = {'len(CLASSES)' if plan.label.kind is LabelKind.CLASSES else 1}")
     if plan.label.kind is LabelKind.NUMBER:
         facts = plan.label.facts
-        parts.append(f"MEAN, DEVIATION = {facts.mean:.7g}, {facts.deviation:.7g}\n" + '"""Of the label."""')
-    if found.vocabularies:
+        texts.append(f"MEAN, DEVIATION = {facts.mean:.7g}, {facts.deviation:.7g}\n" + '"""Of the label."""')
+    if parts.vocabularies:
         read = f'json.loads(Path(__file__).with_name("{VOCABULARY_FILE}").read_text(encoding="utf-8"))'
-        parts.append(f"VOCABULARIES = {read}\n" + '"""Known values, or words, of columns with many."""')
-    return "\n".join(parts)
+        texts.append(f"VOCABULARIES = {read}\n" + '"""Known values, or words, of columns with many."""')
+    return "\n".join(texts)
 
 
 def _table(name: str, entries: Mapping[str, object]) -> str:
@@ -225,7 +228,7 @@ def _text(value: str) -> str:
 def _encode_function(
     name: str,
     features: Sequence[FeaturePlan],
-    found: _Module,
+    parts: _ModuleParts,
     *,
     is_wide: bool = False,
     one_by_one: bool = False,
@@ -239,16 +242,16 @@ def _encode_function(
     groups: dict[str, list[str]] = {}
     lines = list[str]()
     for feature in features:
-        _enter_feature(feature, found, groups, lines, is_wide=is_wide)
+        _enter_feature(feature, parts, groups, lines, is_wide=is_wide)
     # Without FOR, a table has the columns of all functions.
     has_parts = any(each.part for each in features)
     written = list[str]()
     for group, names in groups.items():
         table = _tuple(names) if has_parts else group
         if one_by_one and group in _NUMERIC_GROUPS:
-            written += [_group_line(group, _tuple([each]), found) for each in names]
+            written += [_group_line(group, _tuple([each]), parts) for each in names]
         else:
-            written.append(_group_line(group, table, found, is_wide=is_wide))
+            written.append(_group_line(group, table, parts, is_wide=is_wide))
     doc = "All columns as numbers, for the linear part." if is_wide else "All columns as numbers."
     body = "".join(f"        {line},\n" for line in (*written, *lines))
     return f'def {name}(given):\n    """{doc}"""\n    return [\n{body}    ]'
@@ -259,7 +262,7 @@ _NUMERIC_GROUPS = ("NUMBERS", "LOGARITHMS", "FLAGS", "DATES", "MISSING")
 
 def _enter_feature(
     feature: FeaturePlan,
-    found: _Module,
+    parts: _ModuleParts,
     groups: dict[str, list[str]],
     lines: list[str],
     *,
@@ -268,15 +271,15 @@ def _enter_feature(
     """Turn a column into a layer: an entry of the group whose layer takes it, or a line of its own for a cross."""
     facts = feature.facts
     if feature.ids is IdSource.CROSS:
-        lines.append(_cross_line(feature, found, is_wide=is_wide))
+        lines.append(_cross_line(feature, parts, is_wide=is_wide))
         return
-    name = found.names[facts.name, form_of(feature)]
+    name = parts.names[facts.name, form_of(feature)]
 
     def group(table: str, value: object = None, vocabulary: Sequence[str] = ()) -> None:
         if value is None:
-            found.list_name(table, name)
+            parts.list_name(table, name)
         else:
-            table = found.enter(table, name, value, vocabulary)
+            table = parts.add_constant(table, name, value, vocabulary)
         groups.setdefault(table, []).append(name)
 
     # A date enters twice: as a number for its trend, and by its parts for what repeats.
@@ -314,16 +317,16 @@ def _enter_category(feature: FeaturePlan, group: Callable[..., None]) -> None:
         group(*(("ID_VECTORS", (feature.bins, size)) if size else ("IDS", feature.bins)))
 
 
-def _group_line(group: str, names: str, found: _Module, *, is_wide: bool = False) -> str:
+def _group_line(group: str, names: str, parts: _ModuleParts, *, is_wide: bool = False) -> str:
     """An expression for all columns of a group."""
     base, number = _split_table(group)
-    found.helpers |= _NEEDED[base]
-    if found.has_matrices and "join" not in _NEEDED[base]:
-        found.helpers |= {"column"}
+    parts.helpers |= _NEEDED[base]
+    if parts.has_matrices and "join" not in _NEEDED[base]:
+        parts.helpers |= {"column"}
     at = f"for name in {names}"
     size = "OUTPUTS" if is_wide else "size"
     moments = f"{group}.values()" if names == group else f"[{group}[name] {at}]"
-    one = "column(given, name)" if found.has_matrices else "given[name]"
+    one = "column(given, name)" if parts.has_matrices else "given[name]"
     line = {
         "NUMBERS": f"scaled(join(given, {names}), {moments})",
         "LOGARITHMS": f"scaled(ops.log1p(ops.maximum(join(given, {names}), 0.0)), {moments})",
@@ -348,20 +351,20 @@ def _group_line(group: str, names: str, found: _Module, *, is_wide: bool = False
     return line.replace("VOCABULARIES[name]", key).replace(f"{base}[name]", f"{group}[name]")
 
 
-def _cross_line(feature: FeaturePlan, found: _Module, *, is_wide: bool) -> str:
+def _cross_line(feature: FeaturePlan, parts: _ModuleParts, *, is_wide: bool) -> str:
     crossed = []
     for number, facts in enumerate(feature.columns):
-        name = found.names[facts.name, form_of(feature, number)]
-        found.helpers |= {"column"} if found.has_matrices else set()
-        given = f"column(given, {_text(name)})" if found.has_matrices else f"given[{_text(name)}]"
+        name = parts.names[facts.name, form_of(feature, number)]
+        parts.helpers |= {"column"} if parts.has_matrices else set()
+        given = f"column(given, {_text(name)})" if parts.has_matrices else f"given[{_text(name)}]"
         if feature.boundaries[number]:
-            found.helpers.add("known")
+            parts.helpers.add("known")
             given = f"layers.Discretization({list(feature.boundaries[number])})(known({given}))"
         crossed.append(given)
     both = f"({', '.join(crossed)})"
     if not feature.dimension:
         return f'layers.HashedCrossing({feature.bins}, output_mode="one_hot")({both})'
-    found.helpers |= {"embed"}
+    parts.helpers |= {"embed"}
     size = "OUTPUTS" if is_wide else feature.dimension
     return f"embed(layers.HashedCrossing({feature.bins})({both}), {feature.bins}, {size})"
 
