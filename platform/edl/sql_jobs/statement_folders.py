@@ -122,10 +122,7 @@ def prepare_train(
     """
     estimator, reason = choose_estimator(statement)
     check_rows(rows, statement.select, LEAST_ROWS)
-    # Capital letters of the label do not matter where this is unambiguous.
-    names = {column.name for column in rows.columns}
-    same = [name for name in names if name.lower() == statement.label.name.lower()]
-    label = statement.label.name if statement.label.name in names or len(same) != 1 else same[0]
+    label = _find_label_column(statement.label, rows)
     files = rows.files if isinstance(rows, ExtractedRows) else rows
     weights = statement.attributes.get(CLASS_WEIGHT)
     plan = plan_columns(collect_facts(files, label), statement.label, weights, partial(_quote_name, rows))
@@ -133,28 +130,16 @@ def prepare_train(
     check_features(plan, statement.label)
     settings = choose_settings(statement, estimator, reason, plan, refit_obstacle)
     inputs = choose_inputs(plan, may_be_wide=estimator in ESTIMATORS)
-    kind = plan.label.kind
     model = _describe_model(statement, text, rows, database, label, estimator, plan, inputs)
     validation = find_validation_query(statement)
     if isinstance(rows, StreamedRows):
-        marks = mark_validation(rows, inputs, label, kind, settings.validation_share)
-        counts = write_stream(folder, rows, inputs, label, kind, marks)
-        held = _read_marked(rows, label, kind, marks)
+        counts, labels = _prepare_streamed(rows, model, settings.validation_share, folder)
     elif validation is None:
-        counts = prepare_training(rows.files, inputs, label, kind, folder / "data", settings.validation_share)
+        counts, labels = _prepare_extracted(rows, model, settings.validation_share, folder)
     else:
-        more = extract_rows(database, validation, folder / "more", query_seconds=query_seconds)
-        check_rows(more, validation, 1)
-        own_label = find_label(model, more, None, validation)
-        check_model_columns(model, more, validation.place)
-        counts = PreparedRows(
-            prepare_prediction(rows.files, inputs, folder / "data" / "training", label, kind),
-            prepare_prediction(more.files, inputs, folder / "data" / "validation", own_label, kind),
-        )
-        shutil.rmtree(folder / "more")
+        selected = extract_rows(database, validation, folder / "more", query_seconds=query_seconds)
+        counts, labels = _prepare_selected(rows, selected, validation, model, folder)
     shutil.rmtree(folder / "rows", ignore_errors=True)
-    if not isinstance(rows, StreamedRows):
-        held = read_labels(folder / "data" / "validation", inputs.label)
     document = job_document(statement.into.name, plan, settings, inputs.label, counts.training)
     texts = write_module(plan, inputs, estimator, settings.optimizer, settings.patience, statement.select.text)
     texts["job.yaml"] = dump_job(document)
@@ -164,13 +149,61 @@ def prepare_train(
     for name, content in texts.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content, encoding="utf-8")
-    if isinstance(rows, StreamedRows) and rows.rows > _MOST_SEARCHED_ROWS:
-        labels: set[Any] = {*model.classes} or {0, 1}  # rows that are many have them all
-    else:
-        labels = find_different(held, max(2, len(model.classes)))
-    unmeasured = [each for each in model.classes if each not in labels]
+    different = find_different(labels, max(2, len(model.classes)))
+    unmeasured = [each for each in model.classes if each not in different]
     model = replace(model, validation_rows=counts.validation, unmeasured_classes=unmeasured)
-    return PreparedTraining(plan, settings, counts, document, model, len(labels) > 1)
+    return PreparedTraining(plan, settings, counts, document, model, len(different) > 1)
+
+
+def _find_label_column(label: ColumnName, rows: ExtractedRows | StreamedRows) -> str:
+    """The column that the statement names: capital letters do not matter where this is unambiguous."""
+    names = {column.name for column in rows.columns}
+    alike = [name for name in names if name.lower() == label.name.lower()]
+    return label.name if label.name in names or len(alike) != 1 else alike[0]
+
+
+def _prepare_streamed(
+    rows: StreamedRows, model: ModelDescription, share: float, folder: Path
+) -> tuple[PreparedRows, Iterator[Any]]:
+    """Write what workers need to read the rows; returns their numbers, and the labels of the validation rows in parts.
+
+    The labels are read from the database, unless it has very many rows: then each class counts as one of them.
+    """
+    inputs, label, kind = model.model_inputs, model.label, LabelKind[model.label_kind]
+    marks = mark_validation(rows, inputs, label, kind, share)
+    counts = write_stream(folder, rows, inputs, label, kind, marks)
+    if rows.rows > _MOST_SEARCHED_ROWS:
+        return counts, iter([pa.array(model.classes or (0, 1))])
+    return counts, _read_marked(rows, label, kind, marks)
+
+
+def _prepare_extracted(
+    rows: ExtractedRows, model: ModelDescription, share: float, folder: Path
+) -> tuple[PreparedRows, Iterator[Any]]:
+    """Divide the rows, and write them; returns their numbers, and the labels of the validation rows in parts."""
+    inputs, data = model.model_inputs, folder / "data"
+    counts = prepare_training(rows.files, inputs, model.label, LabelKind[model.label_kind], data, share)
+    return counts, read_labels(data / "validation", inputs.label)
+
+
+def _prepare_selected(
+    rows: ExtractedRows, selected: ExtractedRows, validation: Select, model: ModelDescription, folder: Path
+) -> tuple[PreparedRows, Iterator[Any]]:
+    """Write the rows, and those of ``validation.select``, which are removed; returns what ``_prepare_extracted`` does.
+
+    Raises:
+        BadInputError: there are no rows for validation, or not with the columns or the classes of the others.
+    """
+    check_rows(selected, validation, 1)
+    selected_label = find_label(model, selected, None, validation)
+    check_model_columns(model, selected, validation.place)
+    inputs, kind, data = model.model_inputs, LabelKind[model.label_kind], folder / "data"
+    counts = PreparedRows(
+        prepare_prediction(rows.files, inputs, data / "training", model.label, kind),
+        prepare_prediction(selected.files, inputs, data / "validation", selected_label, kind),
+    )
+    shutil.rmtree(folder / "more")
+    return counts, read_labels(data / "validation", inputs.label)
 
 
 def _read_marked(rows: StreamedRows, label: str, kind: LabelKind, marks: Any) -> Iterator[Any]:
