@@ -43,6 +43,7 @@ from edl.sql_jobs.permutation_importance import PermutedRows, importance_table, 
 from edl.sql_jobs.prediction_output import read_predictions
 from edl.sql_jobs.query_extraction import ExtractedRows
 from edl.sql_jobs.statement_folders import (
+    PreparedTraining,
     check_target,
     extract_rows,
     measured_on,
@@ -150,52 +151,78 @@ def _prepare_folder(
     if isinstance(statement, TrainStatement):
         registry.check_new(statement.into, replace_model=request.replaces)
         statement = _with_strategy(_with_copied_module(statement, request), submitted)
-        rows = _extract(request, statement, folder)
-        prepared = prepare_train(
-            statement,
-            text,
-            rows,
-            request.database,
-            folder,
-            query_seconds=request.query_seconds,
-            refit_obstacle=TOO_MANY_TO_REFIT,
-        )
-        write_description(prepared.model, folder / DESCRIPTION_FILE)
-        _print(f"{prepared.counts.training:,} rows to train on, {prepared.counts.validation:,} for validation")
-        settings = prepared.settings
-        reason = settings.refit_reason
-        if settings.refits and REFIT_SETTING not in statement.attributes:
-            reason = find_length(request.train, request.settings)
-        if settings.refits and not reason:
-            FurtherTrainings.from_prepared(prepared).write(folder / _FURTHER_FILE)
-            _print("when the model is measured, the master trains it again on all rows")
-        elif reason:
-            _print(f"the model does not train again on all rows: {reason}")
-        for name, use, reason in prepared.model.plan:
-            _print(f"{name}: {use}, because {reason}")
-        named = {name.partition(".")[2] for name in prepared.settings.fields if name.startswith("train.")}
-        train = {name: value for name, value in request.train.items() if name not in named}
-        document = prepared.document
-        suggested = dict(document["train"])
-        needs_servers = request.chooses_strategy and settings.strategy == "ParameterServer"
-        if needs_servers:
-            _print(f"strategy ParameterServer: the vectors of categories have {settings.vector_numbers:,} numbers")
-        if uses_all_reduce(submitted) and not needs_servers and "evaluation_steps" not in named:
-            # A step has a minibatch of every worker: still an evaluation in an epoch.
-            suggested["evaluation_steps"] = -(-suggested["evaluation_steps"] // submitted.workers.max)
-        data = {part: [str(folder / "data" / part)] for part in ("training", "validation")}
-        return {
-            "model": {
-                "zoo": str(folder),
-                "definition": document["model"]["definition"],
-                "params": document["model"].get("params", {}),
-            },
-            "data": {**data, "schema": document["data"]["schema"]},
-            "train": {**suggested, **train},
-            **({"strategy": {"name": "ParameterServer"}} if needs_servers else {}),
-        }
+        return _prepare_training_job(request, statement, text, folder, submitted)
     assert isinstance(statement, EvaluateStatement | PredictStatement | ExplainStatement)
-    model = registry.find(statement.model)
+    return _prepare_model_use(request, statement, registry.find(statement.model), folder)
+
+
+def _prepare_training_job(
+    request: ClusterRequest, statement: TrainStatement, text: str, folder: Path, submitted: JobSpec
+) -> dict[str, Any]:
+    rows = _extract(request, statement, folder)
+    prepared = prepare_train(
+        statement,
+        text,
+        rows,
+        request.database,
+        folder,
+        query_seconds=request.query_seconds,
+        refit_obstacle=TOO_MANY_TO_REFIT,
+    )
+    write_description(prepared.model, folder / DESCRIPTION_FILE)
+    _print(f"{prepared.counts.training:,} rows to train on, {prepared.counts.validation:,} for validation")
+    _plan_refit(request, statement, prepared, folder)
+    for name, use, reason in prepared.model.plan:
+        _print(f"{name}: {use}, because {reason}")
+    return _training_sections(request, prepared, folder, submitted)
+
+
+def _plan_refit(request: ClusterRequest, statement: TrainStatement, prepared: PreparedTraining, folder: Path) -> None:
+    """Note that the master trains the model again on all rows, or say why it does not."""
+    settings = prepared.settings
+    obstacle = settings.refit_reason
+    if settings.refits and REFIT_SETTING not in statement.attributes:
+        obstacle = find_length(request.train, request.settings)
+    if settings.refits and not obstacle:
+        FurtherTrainings.from_prepared(prepared).write(folder / _FURTHER_FILE)
+        _print("when the model is measured, the master trains it again on all rows")
+    elif obstacle:
+        _print(f"the model does not train again on all rows: {obstacle}")
+
+
+def _training_sections(
+    request: ClusterRequest, prepared: PreparedTraining, folder: Path, submitted: JobSpec
+) -> dict[str, Any]:
+    settings, document = prepared.settings, prepared.document
+    named = {name.partition(".")[2] for name in settings.fields if name.startswith("train.")}
+    train = {name: value for name, value in request.train.items() if name not in named}
+    suggested = dict(document["train"])
+    needs_servers = request.chooses_strategy and settings.strategy == "ParameterServer"
+    if needs_servers:
+        _print(f"strategy ParameterServer: the vectors of categories have {settings.vector_numbers:,} numbers")
+    if uses_all_reduce(submitted) and not needs_servers and "evaluation_steps" not in named:
+        # A step has a minibatch of every worker: still an evaluation in an epoch.
+        suggested["evaluation_steps"] = -(-suggested["evaluation_steps"] // submitted.workers.max)
+    data = {part: [str(folder / "data" / part)] for part in ("training", "validation")}
+    return {
+        "model": {
+            "zoo": str(folder),
+            "definition": document["model"]["definition"],
+            "params": document["model"].get("params", {}),
+        },
+        "data": {**data, "schema": document["data"]["schema"]},
+        "train": {**suggested, **train},
+        **({"strategy": {"name": "ParameterServer"}} if needs_servers else {}),
+    }
+
+
+def _prepare_model_use(
+    request: ClusterRequest,
+    statement: EvaluateStatement | PredictStatement | ExplainStatement,
+    model: ModelDescription,
+    folder: Path,
+) -> dict[str, Any]:
+    # before the rows are read
     if isinstance(statement, PredictStatement):
         take_probabilities(statement, model, ignores_case=dialect_of(request.database) != "postgres")
     elif isinstance(statement, EvaluateStatement):
