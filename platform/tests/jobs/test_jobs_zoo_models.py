@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from signal import SIGKILL
 
 import pytest
+from faults.job_assertions import world_of
 from jobs.plain_keras import QUIET, checkpoint_arrays, without_edl
 from support.job_folder import MODEL_ZOO, newest_cut
-from support.job_process import JobProcess
+from support.job_process import JobProcess, edl
 from support.zoo_models import MODELS, TESTED_ELSEWHERE, make_data
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(600), pytest.mark.tensorflow, pytest.mark.filterwarnings(QUIET)]
@@ -52,3 +54,31 @@ def test_a_job_of_the_zoo_learns(
         served = {path.split("/")[1] for path in checkpoint_arrays(newest_cut(run_dir)) if path.startswith("rows/")}
         assert served == set(model.tables)
     shutil.rmtree(run_dir)  # ResNet-50 alone has 300 MB
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["mnist_functional", "cifar10_functional"])
+def test_a_model_of_the_zoo_learns_while_workers_are_killed_and_added(
+    name: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four ranks; one is killed and replaced, and a fifth is added by hand."""
+    model = ALL[name]
+    monkeypatch.syspath_prepend(str(MODEL_ZOO.parent))
+    if not (data / model.data).exists():
+        make_data(model.data, data)
+    long = ("workers={min: 2, max: 4}", "train.epochs=150")
+    options = [word for setting in (*model.job_settings(data, "AllReduce"), *long) for word in ("--set", setting)]
+    with JobProcess(model.job_file, *options, cwd=tmp_path) as run:
+        world_of(run, 4)
+        known = len(run.lines)
+        run.send("worker", max(run.training()), SIGKILL)
+        world_of(run, 3, after=known)
+        world_of(run, 4, after=known)
+        scaled = edl("scale", model.job_file.parent.name, "--local", "--max", "5", cwd=tmp_path)
+        assert scaled.returncode == 0, scaled.stderr
+        world_of(run, 5, after=known)
+        summary = run.summary(500.0)
+    assert (summary["records_lost"], summary["workers_lost"]) == (0, 1)
+    assert summary["records_rolled_back"] == 0
+    assert summary["records_repeated"] <= model.train["minibatch_size"], "at most the share of the killed worker"
+    assert summary["metrics"][model.metric] > model.least
