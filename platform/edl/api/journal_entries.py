@@ -417,6 +417,8 @@ class WorldAnnounced(JournalEntry):
         ledger: the ledger that belongs to the state that rank 0 builds; None: there are holders, and the ledger stays.
         records: number of records that are leased again because of that.
         cut: the checkpoint that rank 0 loads; None: it builds the initial state, or there are holders.
+        left: members of the round before that were told to leave and reported their state: they computed nothing in
+            vain. None: there are none.
     """
 
     kind: ClassVar[str] = "world"
@@ -430,6 +432,7 @@ class WorldAnnounced(JournalEntry):
     ledger: LedgerPosition | None = None
     records: int | None = None
     cut: int | None = None
+    left: Sequence[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

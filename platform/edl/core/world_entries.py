@@ -41,6 +41,7 @@ def announced_entry(
         ledger=ledger,
         records=records,
         cut=checkpoint.cut if ledger is not None and checkpoint is not None else None,
+        left=list(announced.left) or None,
     )
 
 
@@ -108,7 +109,10 @@ def committed_entry(committed: StepsCommitted, loss: float | None) -> StepsAppli
 def apply_announced_entry(rounds: WorldRounds, entry: WorldAnnounced) -> None:
     """Apply that a round was announced."""
     number = RoundId(entry.incarnation, entry.round)
-    rounds.apply_announced(RoundAnnounced(number, entry.members, entry.step, entry.holders, entry.reason, entry.joined))
+    left = tuple(entry.left or ())
+    rounds.apply_announced(
+        RoundAnnounced(number, entry.members, entry.step, entry.holders, entry.reason, entry.joined, left)
+    )
     rounds.restore_cut = entry.cut or 0
 
 
@@ -147,6 +151,7 @@ def rounds_to_snapshot(rounds: WorldRounds) -> dict[str, Any]:
         "restore_cut": rounds.restore_cut,
         "difference": rounds.difference,
         "states_taken": rounds.states_taken,
+        **({"left": sorted(rounds.left_at_boundary)} if rounds.left_at_boundary else {}),
     }
 
 
@@ -161,6 +166,7 @@ def restore_rounds(rounds: WorldRounds, snapshot: Mapping[str, Any]) -> None:
     rounds.restore_cut = snapshot.get("restore_cut", 0)
     rounds.difference = snapshot.get("difference", "")
     rounds.states_taken = snapshot.get("states_taken", 0)
+    rounds.left_at_boundary = set(snapshot.get("left", ()))
     rounds.is_closing = False
 
 

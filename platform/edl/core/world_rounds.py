@@ -131,6 +131,8 @@ class RoundAnnounced:
             the newest checkpoint, or the initial one of rank 0 if ``step`` is 0.
         reason: why the world changed, for users.
         joined: members that were not in the round before: they know of no lease that they may have had.
+        left: members of the round before that were told to leave, and are in this one no more: they have reported
+            their state, so they computed nothing in vain.
     """
 
     round: RoundId
@@ -139,6 +141,7 @@ class RoundAnnounced:
     holders: tuple[str, ...]
     reason: str
     joined: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +235,8 @@ class WorldRounds:
         leaving: members that were told to leave.
         released: of these, members that may have ended: others had reported their state, and stayed.
         lost: members that are gone.
-        left_at_boundary: workers that left since the last round that started, after they had reported their state.
+        left_at_boundary: workers that left since the last round that started, after they had reported their state. In
+            the journal.
         pending_change: why the world is to change at the next boundary; empty if it is not.
         is_planned: whether the newest round was closed for such a change, as far as the master knows.
         waiting_reason: why no round runs, for users; empty if one does.
@@ -535,7 +539,8 @@ class WorldRounds:
             reason = "the first workers are ready"
         elif reason.endswith(_SHORTAGE):
             reason = self._shortage(len(members))  # enough have come since
-        return [RoundAnnounced(number, members, step, holders, reason, joined)]
+        left = tuple(worker for worker in survivors if worker not in members)
+        return [RoundAnnounced(number, members, step, holders, reason, joined, left)]
 
     def _shortage(self, ready: int) -> str:
         return f"{ready} of at least {self.members_min} {_SHORTAGE}"
@@ -565,8 +570,7 @@ class WorldRounds:
 
     def apply_announced(self, entry: RoundAnnounced) -> None:
         """Apply a round that was announced."""
-        reported = self.leaving.intersection(self.reports) - self.lost
-        self.left_at_boundary |= reported.intersection(self.members).difference(entry.members)
+        self.left_at_boundary.update(entry.left)
         self.round, self.members, self.base_step, self.holders = entry.round, entry.members, entry.step, entry.holders
         self.joined = (self.joined | set(entry.joined)) & set(entry.members)
         self.is_closing = False

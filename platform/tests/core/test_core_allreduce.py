@@ -204,6 +204,31 @@ def test_the_minibatch_of_a_lost_worker_counts_as_repeated_and_that_of_a_worker_
     assert master.state.counters.repeated == 4
 
 
+@pytest.mark.parametrize("is_compacted", [False, True])
+def test_what_a_worker_leaves_does_not_count_as_repeated_if_the_master_is_killed_before_the_next_round_starts(
+    *, is_compacted: bool
+) -> None:
+    master = AllReduceMaster()
+    master.start_round("w0", "w1", "w2")
+    left, lost = master.lease("w2"), master.lease("w1")
+    shares = {1: (Share(left.lease, 0, 4), Share(lost.lease, 0, 4))}
+    for worker in ("w2", "w1", "w0"):
+        master.report(worker, RankPhase.ENDED, step=1, shares=shares, is_leaving=worker == "w2")
+    assert (master.rounds.phase, master.rounds.members) == (RoundPhase.CONFIRMING, ("w0", "w1"))
+    if is_compacted:
+        master.compact()
+    master.kill("w2", exit_code=0)
+    # A worker that is lost on the way counts all the same.
+    master.kill("w1")
+    master.restart()
+    master.report("w0", RankPhase.ENDED, step=1, shares=shares)
+    master.report("w0", RankPhase.CONFIRMED)
+    assert master.rounds.trains("w0")
+    training = master.state.training_ledger
+    assert training is not None
+    assert (training.done_records, master.state.counters.repeated, len(training.leases)) == (8, 4, 0)
+
+
 def test_with_a_global_batch_a_lost_worker_repeats_its_part_of_a_step_at_most() -> None:
     master = AllReduceMaster(global_batch=8)
     master.start_round("w0", "w1", "w2")

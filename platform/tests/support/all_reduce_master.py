@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -82,6 +83,8 @@ class AllReduceMaster:
                 | settings
             )
         )
+        self.snapshot: dict[str, Any] | None = None
+        """The state before the first entry of the journal, once it was compacted."""
         self.journal: list[dict[str, Any]] = []
         self.events: list[Any] = []
         """All events that users see."""
@@ -96,7 +99,7 @@ class AllReduceMaster:
         self.number += 1
         self.now = 0.0
         self.state = JobStateMachine(self.settings)
-        self.state.replay_journal(None, self.journal)
+        self.state.replay_journal(self.snapshot, self.journal)
         self._take(self.state.begin_incarnation(self.number))
         for index, uid in enumerate(self.workers):
             if uid not in self.gone:
@@ -105,6 +108,10 @@ class AllReduceMaster:
         self.handle(PodsSynced())
         if not self.state.is_dataset_known:
             self.handle(DatasetDescribed(training=self.sources, validation=self.validation))
+
+    def compact(self) -> None:
+        """Keep the state in the place of the entries that led to it."""
+        self.snapshot, self.journal = json.loads(json.dumps(self.state.to_snapshot())), []
 
     @property
     def rounds(self) -> WorldRounds:
