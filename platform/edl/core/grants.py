@@ -247,17 +247,25 @@ def _isolate_suspects(state: JobState, work: RecordRange) -> RecordRange:
 
 
 def _next_minibatch_range(state: JobState, ledger: Ledger, worker: str) -> RecordRange | None:
-    """The next training range of a member that adds a minibatch to each step; shorter when few steps are left."""
+    """The next training range of a member that adds a minibatch to each step.
+
+    It is shorter when few steps are left before all have to wait: for the end, or for the files of an epoch.
+    """
     work, members = _next_untried_range(state, ledger, worker), world_evaluations.training_members(state)
     if work is None or worker not in members:
         return work
+    # The next epoch's leases follow before this one's are done, unless its files come first (``may_begin``).
+    later_epochs = ledger.epochs - 1 - work.epoch if state.model_files.has_epoch_files else 0
     # Each shard has a step at least: then everybody may hold all leases in full.
     lease_steps = -(-ledger.lease_records // ledger.minibatch)
-    if ledger.planned_shards >= (MAX_TRAINING_LEASES + 1) * lease_steps * len(members):
+    planned_shards = ledger.planned_shards - later_epochs * ledger.plan.shard_count
+    if planned_shards >= (MAX_TRAINING_LEASES + 1) * lease_steps * len(members):
         return work
     open_steps = sum(lease.step_count - lease.done_steps for lease in ledger.worker_leases(worker))
-    # Steps of all epochs: the next epoch's are leased before this one's are done.
-    most = member_part(ledger.unfinished_steps, members.index(worker), len(members)) - open_steps
+    left = ledger.unfinished_steps - later_epochs * ledger.plan.count_steps(ledger.minibatch)
+    # A run that is resumed with a new callback may have trained more of later epochs than is left of this one.
+    left = max(left, -(-work.records // ledger.minibatch))
+    most = member_part(left, members.index(worker), len(members)) - open_steps
     return work.split(min(work.end, work.start + most * ledger.minibatch))[0] if most > 0 else None
 
 

@@ -1,4 +1,4 @@
-"""Leases of AllReduce shorten at the end of training: all ranks run out of records in the same steps."""
+"""Leases of AllReduce shorten where the next ones have to wait: all ranks run out of records in the same steps."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from support.all_reduce_master import AllReduceMaster
 from support.examples import examples
 
-from edl.core.events import LeaseReply
+from edl.core.events import LeaseReply, TaskReported
 from edl.core.grants import MAX_TRAINING_LEASES
-from edl.core.ledger import Ledger
+from edl.core.ledger import MODEL_FILE, Ledger
+from edl.core.model_files import ModelFile
 from edl.core.rank_state import RankPhase
 from edl.core.shuffle import RecordRange, RecordSource, ShardPlan
 from edl.core.world_rounds import Share, StepShares
@@ -26,12 +27,24 @@ SLOTS = MAX_TRAINING_LEASES + 1
 class UndisturbedWorld:
     """Ranks that take step after step; the master hears of each ``lag`` steps later.
 
+    Args:
+        epoch_files: whether a file is written after each epoch.
+
     Attributes:
         without: by rank and epoch, the steps in which it had no records.
     """
 
     def __init__(
-        self, ranks: int, sources: Sequence[int], minibatch: int, lease_steps: int, epochs: int, lag: int, seed: int = 0
+        self,
+        ranks: int,
+        sources: Sequence[int],
+        minibatch: int,
+        lease_steps: int,
+        epochs: int,
+        lag: int,
+        seed: int = 0,
+        *,
+        epoch_files: bool = False,
     ) -> None:
         self.master = AllReduceMaster(
             started=ranks,
@@ -40,7 +53,9 @@ class UndisturbedWorld:
             task_records=minibatch * lease_steps,
             epochs=epochs,
             workers_min=ranks,
+            callbacks=(ModelFile("{epoch}.keras"),) if epoch_files else None,
         )
+        self.files = 0
         self.random, self.lag, self.step = Random(seed), lag, 0
         self.master.start_round(*self.master.workers)
         self.leases: dict[str, list[LeaseReply]] = {worker: [] for worker in self.master.rounds.members}
@@ -106,10 +121,20 @@ class UndisturbedWorld:
         stable = self.step if is_idle else self.step - 1 - self.lag
         if stable > self.master.rounds.committed_step:
             first = self.master.rounds.members[0]
-            view = self.master.report(first, RankPhase.RUNNING, step=self.step, stable=stable, shares=self.shares)
+            view = self.master.report(
+                first, RankPhase.RUNNING, step=self.step, stable=stable, shares=self.shares, is_paused=is_idle
+            )
             self.shares = {step: shares for step, shares in self.shares.items() if step > view.committed_step}
             for worker, held in self.leases.items():
                 self.leases[worker] = [each for each in held if each.lease in self.training.leases]
+            if MODEL_FILE in self.master.state.ledgers:
+                self._write_file(first)
+
+    def _write_file(self, worker: str) -> None:
+        task = self.master.lease(worker)
+        assert task.kind == MODEL_FILE
+        self.master.handle(TaskReported(worker, task.lease, None, {"written": task.payload["written"], "paths": ["f"]}))
+        self.files += 1
 
 
 def test_two_ranks_divide_the_last_leases() -> None:
@@ -133,6 +158,14 @@ def test_leases_of_an_epoch_that_another_one_follows_are_not_shortened() -> None
     assert {entry["work"][3] - entry["work"][2] for entry in granted if entry["work"][0] < 2} == {16}
 
 
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_each_epoch_is_divided_if_the_next_one_waits_for_its_file(lag: int) -> None:
+    """Three leases of 64 minibatches: one rank would train alone for 64 steps at the end of each epoch."""
+    world = UndisturbedWorld(2, [3 * 64 * 4], minibatch=4, lease_steps=64, epochs=3, lag=lag, epoch_files=True)
+    world.train()
+    assert (world.files, world.step, world.most_without) == (3, 3 * 96, 0)
+
+
 @settings(max_examples=examples(100), deadline=None)
 @given(
     ranks=st.integers(1, 6),
@@ -143,6 +176,7 @@ def test_leases_of_an_epoch_that_another_one_follows_are_not_shortened() -> None
     lag=st.integers(0, 2),
     seed=st.integers(0, 99),
     new_master_after=st.integers(-1, 30),
+    epoch_files=st.booleans(),
 )
 def test_in_an_undisturbed_epoch_a_rank_has_no_records_in_two_steps_at_most(
     ranks: int,
@@ -153,12 +187,31 @@ def test_in_an_undisturbed_epoch_a_rank_has_no_records_in_two_steps_at_most(
     lag: int,
     seed: int,
     new_master_after: int,
+    epoch_files: bool,
 ) -> None:
     if sum(sources) < minibatch:
         return
-    world = UndisturbedWorld(ranks, sources, minibatch, lease_steps, epochs, lag, seed)
+    world = UndisturbedWorld(ranks, sources, minibatch, lease_steps, epochs, lag, seed, epoch_files=epoch_files)
     world.train(new_master_after=new_master_after)
     assert world.most_without <= 2
+    assert world.files == (epochs if epoch_files else 0)
+
+
+def test_an_epoch_is_leased_although_more_is_done_of_later_ones_than_is_left_of_it() -> None:
+    """Three ranks have each done half of an epoch or more. One goes on, with a new callback as after a resumption."""
+    master = AllReduceMaster(records=256, task_records=256, epochs=3)
+    master.start_round("w0", "w1", "w2")
+    own, *others = [master.lease(worker) for worker in master.workers]
+    shares = {1: (Share(own.lease, 0, 128), *(Share(each.lease, 0, 136) for each in others))}
+    for worker in ("w1", "w2"):
+        master.kill(worker)
+    master.report("w0", RankPhase.ENDED, step=1, shares=shares)
+    master.report("w0", RankPhase.CONFIRMED)
+    master.callbacks = (ModelFile("{epoch}.keras"),)
+    master.restart()
+    master.report("w0", RankPhase.RUNNING, step=3, stable=2, shares={2: (Share(own.lease, 128, 256),)})
+    lease = master.lease("w0")
+    assert (lease.record_range.epoch, lease.record_range.start) == (others[0].record_range.epoch, 136)
 
 
 @pytest.mark.parametrize("seed", range(30))

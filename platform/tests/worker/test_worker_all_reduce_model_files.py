@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.all_reduce_job import AllReduceJob, KilledError, Rank
 
+from edl.api.journal_entries import LeaseGranted
 from edl.api.run_events import CallbackDecided
 from edl.core.evaluation import BestCheckpoint, EarlyStopping, ReduceLROnPlateau
 from edl.core.ledger import BEST_MODEL, MODEL_FILE
@@ -66,6 +67,23 @@ def test_each_epoch_has_a_file_with_exactly_its_records(folder: Path, workers: i
         check_epoch_files(job)
         decided = [event.decision for event in job.events if isinstance(event, CallbackDecided)]
         assert decided == ["wrote epoch-{epoch}.keras"] * 3
+
+
+@pytest.mark.first_cases(1)
+@pytest.mark.parametrize("workers", [2, 3])
+def test_in_an_epoch_with_a_file_a_rank_is_without_records_in_two_steps_at_most(folder: Path, workers: int) -> None:
+    """Three leases of eight minibatches: a rank that got two of them would train alone for eight steps or more."""
+    with file_job(folder, EACH_EPOCH, task_records=32, workers_min=workers, seconds=0.02) as job:
+        ranks = [job.start_rank() for _ in range(workers)]
+        job.wait_for_end()
+        check_epoch_files(job)
+        granted = {entry.lease: entry for entry in job.journal if isinstance(entry, LeaseGranted)}
+        steps = [[granted[share.lease] for share in shares] for _, _, shares in ranks[0].made_steps]
+        for epoch in range(3):
+            of_epoch = [leases for leases in steps if leases[0].work[0] == epoch]
+            for rank in ranks:
+                without = sum(rank.uid not in {lease.worker for lease in leases} for leases in of_epoch)
+                assert without <= 2, (rank.uid, epoch)
 
 
 @pytest.mark.parametrize("global_batch", [None, 10])
