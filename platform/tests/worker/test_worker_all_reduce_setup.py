@@ -89,8 +89,8 @@ def test_without_scaling_the_learning_rate_is_the_users() -> None:
 class SlowWorld:
     """A world in which nobody leaves; it keeps for how long the worker waits."""
 
-    def __init__(self, *, is_writing: bool) -> None:
-        self.is_writing = is_writing
+    def __init__(self, *, is_busy: bool) -> None:
+        self.is_busy = is_busy
         self.waits: list[float] = []
 
     def wait(self, seconds: float) -> bool:
@@ -99,12 +99,12 @@ class SlowWorld:
 
 
 @pytest.mark.parametrize(
-    ("step_seconds", "is_writing", "least", "most"),
+    ("step_seconds", "is_busy", "least", "most"),
     [(0.1, False, 3.0, 3.0), (4.0, False, 12.0, 12.0), (60.0, False, 20.0, 29.0), (0.1, True, 20.0, 29.0)],
 )
 def test_a_worker_that_is_told_to_end_waits_for_the_steps_of_the_others_within_its_grace_period(
-    step_seconds: float, *, is_writing: bool, least: float, most: float
+    step_seconds: float, *, is_busy: bool, least: float, most: float
 ) -> None:
-    world = SlowWorld(is_writing=is_writing)
+    world = SlowWorld(is_busy=is_busy)
     wait_until_left(world, world, step_seconds)
     assert least <= sum(world.waits) <= most < POD_GRACE_SECONDS

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edl.api.cluster_port import POD_GRACE_SECONDS
 from edl.core.events import CheckpointOrder
 from edl.storage.checkpoint_shards import shard_path
 from edl.storage.safetensors_writer import read_array_file
 from edl.worker.allreduce.checkpoint_copies import CheckpointCopies
 from edl.worker.allreduce.checkpoint_writer import CheckpointWriter
+from edl.worker.allreduce.leaving import MIN_LEAVE_SECONDS, wait_until_left
 
 
 class SteppedRank:
@@ -41,6 +43,25 @@ class SteppedRank:
 
     def request_report(self) -> None:
         pass
+
+
+class ToldToGoRank(SteppedRank):
+    """It is told to go while it copies, and so much memory is copied that the wait for the others is over before."""
+
+    def __init__(self, folder: Path, *, shard_bytes: int, fails: bool = False) -> None:
+        super().__init__(0, folder, shard_bytes=shard_bytes)
+        self.fails, self.waits = fails, list[float]()
+
+    def state_arrays(self, names: Iterable[str] | None = None) -> Mapping[str, np.ndarray[Any, Any]]:
+        wait_until_left(self, self.writer, 0.1)
+        if self.fails:
+            raise MemoryError
+        return super().state_arrays(names)
+
+    def wait(self, seconds: float) -> bool:
+        """The world that it does not leave."""
+        self.waits.append(seconds)
+        return False
 
 
 @dataclass(frozen=True)
@@ -97,6 +118,27 @@ def test_a_single_writer_copies_at_the_step_that_is_due_or_at_once(tmp_path: Pat
     step = max(20, heard_at)
     assert written(ranks[0], 3) == Progress(step, {"a": step, "b": step})
     assert ranks[1].writer.progress is None
+
+
+@pytest.mark.parametrize(("shard_bytes", "step"), [(8, 1), (1000, 0)])
+def test_a_worker_that_copies_its_state_may_use_its_grace_period_as_one_that_writes_it(
+    tmp_path: Path, shard_bytes: int, step: int
+) -> None:
+    rank = ToldToGoRank(tmp_path, shard_bytes=shard_bytes)
+    rank.checkpoint = CheckpointOrder(3, 0, when_paused=False)
+    make_steps([rank], 2)
+    assert 20.0 < sum(rank.waits) < POD_GRACE_SECONDS
+    assert written(rank, 3).step == step
+
+
+def test_a_worker_that_could_not_copy_its_state_does_not_use_its_grace_period(tmp_path: Path) -> None:
+    rank = ToldToGoRank(tmp_path, shard_bytes=1000, fails=True)
+    rank.checkpoint = CheckpointOrder(3, 0, when_paused=False)
+    with pytest.raises(MemoryError):
+        make_steps([rank], 2)
+    rank.waits.clear()
+    wait_until_left(rank, rank.writer, 0.1)
+    assert sum(rank.waits) == MIN_LEAVE_SECONDS
 
 
 def test_at_a_pause_nothing_is_announced_before_all_have_heard_of_it(tmp_path: Path) -> None:

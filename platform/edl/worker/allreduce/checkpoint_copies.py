@@ -98,9 +98,11 @@ class CheckpointCopies:
         if self._world.step < order.at_step or not self._may_copy(order, view, is_paused=is_paused):
             return
         began = time.perf_counter()
-        with self._copying():
-            arrays = self._replica.state_arrays()
-        self._writer.begin(order.cut, self._world.step, self._world.done_records(), arrays, time.perf_counter() - began)
+        with self._writer.copying():
+            with self._copying():
+                arrays = self._replica.state_arrays()
+            seconds = time.perf_counter() - began
+            self._writer.begin(order.cut, self._world.step, self._world.done_records(), arrays, seconds)
 
     def announce(self, view: CheckpointOrders, *, is_paused: bool) -> int:
         """The checkpoint of which all writers copy their shares after the next step; 0: there is none.
@@ -123,17 +125,18 @@ class CheckpointCopies:
         if not cut or rank >= len(writers):
             return
         began = time.perf_counter()
-        with self._copying():
-            # Only rank 0 surely knows the rate of the next step: the callbacks of a rank that has just joined are new.
-            shares = divide_arrays(self._sizes, len(writers), self._replica.rate_names)
-            arrays = self._replica.state_arrays(shares[rank])
-        done = self._world.done_records() if rank == 0 else {}
-        self._writer.begin(
-            cut,
-            self._world.step,
-            done,
-            arrays,
-            time.perf_counter() - began,
-            shard_index=rank,
-            writers=writers if rank == 0 else (),
-        )
+        with self._writer.copying():
+            with self._copying():
+                # Only rank 0 surely knows the rate of the next step: callbacks of a rank that has just joined are new.
+                shares = divide_arrays(self._sizes, len(writers), self._replica.rate_names)
+                arrays = self._replica.state_arrays(shares[rank])
+            done = self._world.done_records() if rank == 0 else {}
+            self._writer.begin(
+                cut,
+                self._world.step,
+                done,
+                arrays,
+                time.perf_counter() - began,
+                shard_index=rank,
+                writers=writers if rank == 0 else (),
+            )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ class CheckpointWriter:
         self.on_written: Callable[[], None] = lambda: None
         """Called on the writer's thread when a file is on disk, or could not be written."""
         self._lock = threading.Lock()
+        self._is_copying = False
         self._progress: pb.CopiedState | None = None
         self._thread: threading.Thread | None = None
 
@@ -53,10 +55,19 @@ class CheckpointWriter:
             return self._progress
 
     @property
-    def is_writing(self) -> bool:
-        """Whether a copy is being written."""
+    def is_busy(self) -> bool:
+        """Whether a copy is being made or written."""
         with self._lock:
-            return self._thread is not None and self._thread.is_alive()
+            return self._is_copying or (self._thread is not None and self._thread.is_alive())
+
+    @contextmanager
+    def copying(self) -> Iterator[None]:
+        """The state is copied, and ``begin`` is called with the copy, within this context."""
+        self._is_copying = True
+        try:
+            yield
+        finally:
+            self._is_copying = False
 
     def has_begun(self, cut: int) -> bool:
         """Whether this worker has copied its state, or its share, for this checkpoint."""

@@ -23,24 +23,24 @@ class LeftRound(Protocol):
     def wait(self, timeout: float) -> bool: ...
 
 
-class WritesCheckpoint(Protocol):
-    """Says whether a checkpoint is being written."""
+class SavesCheckpoint(Protocol):
+    """Says whether the state of a checkpoint is being copied or written."""
 
     @property
-    def is_writing(self) -> bool: ...
+    def is_busy(self) -> bool: ...
 
 
-def wait_until_left(left: LeftRound, checkpoints: WritesCheckpoint, step_seconds: float) -> None:
+def wait_until_left(left: LeftRound, checkpoints: SavesCheckpoint, step_seconds: float) -> None:
     """Wait until this worker, which was told to end, is in no round any more.
 
     Args:
         left: is set then.
-        checkpoints: while it writes, this worker may be the last one that has the newest state, and so it uses the
+        checkpoints: while it is busy, this worker may be the last one that has the newest state, and so it uses the
             whole grace period.
         step_seconds: the duration of a recent step.
     """
     most = POD_GRACE_SECONDS - RETURN_SECONDS
     seconds = min(max(MIN_LEAVE_SECONDS, STEPS_TO_LEAVE * step_seconds), most)
-    if left.wait(seconds) or (checkpoints.is_writing and left.wait(most - seconds)):
+    if left.wait(seconds) or (checkpoints.is_busy and left.wait(most - seconds)):
         return
     _LOG.info("ending in the middle of a step: the other workers see a broken connection")
