@@ -539,7 +539,9 @@ class WorldRounds:
             reason = "the first workers are ready"
         elif reason.endswith(_SHORTAGE):
             reason = self._shortage(len(members))  # enough have come since
-        left = tuple(worker for worker in survivors if worker not in members)
+        # One that was released may have ended meanwhile.
+        gone = self.lost - self.released
+        left = tuple(worker for worker in self.members if worker not in members and worker not in gone)
         return [RoundAnnounced(number, members, step, holders, reason, joined, left)]
 
     def _shortage(self, ready: int) -> str:

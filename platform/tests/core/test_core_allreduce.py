@@ -229,6 +229,21 @@ def test_what_a_worker_leaves_does_not_count_as_repeated_if_the_master_is_killed
     assert (training.done_records, master.state.counters.repeated, len(training.leases)) == (8, 4, 0)
 
 
+def test_a_worker_that_left_and_ended_before_there_were_enough_for_a_round_repeats_nothing() -> None:
+    master = AllReduceMaster(workers_min=2)
+    master.start_round("w0", "w1")
+    shares = {1: (Share(master.lease("w1").lease, 0, 4),)}
+    master.report("w1", RankPhase.ENDED, step=1, shares=shares, is_leaving=True)
+    master.report("w0", RankPhase.ENDED, step=1, shares=shares)
+    assert not master.report("w1", RankPhase.ENDED, step=1, is_leaving=True).is_member
+    master.kill("w1", exit_code=0)
+    master.report("w2", RankPhase.OUTSIDE)
+    for worker in ("w0", "w2"):
+        master.report(worker, RankPhase.CONFIRMED)
+    assert (master.rounds.members, master.rounds.phase) == (("w0", "w2"), RoundPhase.RUNNING)
+    assert master.state.counters.repeated == 0
+
+
 def test_with_a_global_batch_a_lost_worker_repeats_its_part_of_a_step_at_most() -> None:
     master = AllReduceMaster(global_batch=8)
     master.start_round("w0", "w1", "w2")
