@@ -245,6 +245,10 @@ def handle_worker_left(state: JobState, event: WorkerLeft, now: float) -> None:
 
 def handle_worker_failed(state: JobState, event: WorkerFailed, now: float) -> None:
     """A worker reports that it cannot continue."""
+    # What a process without a pod meets, such as refusals, says nothing of the others; another worker has its work.
+    if event.kind != "crash" and state.pods.has_ended(event.worker):
+        state.add_commands(Acknowledged(fatal=True))
+        return
     state.last_failure = (event.message, event.detail)
     # After a crash the worker exits, and the end of its pod decides. The other kinds would fail in every
     # worker, so they end the job.

@@ -7,6 +7,7 @@ import math
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -489,12 +490,15 @@ class MasterService(edl_pb2_grpc.MasterServicer):
         return pb.LeaveReply()
 
     async def World(self, request: pb.WorldRequest, context: CallContext) -> pb.WorldReply:  # noqa: N802
-        """Report what a worker knows of the rounds; waits for a newer view of them."""
+        """Report what a worker knows of the rounds; waits for a newer view of them.
+
+        A worker whose pod has ended, but not its process, belongs to no round; it ends with its next request for work.
+        """
         if self._shell.state.world is None:
             raise PeerRefusedError("this job's strategy is not AllReduce: it has no rounds", kind="bad")
         report = parse_world_report(request)
-        self._keep_address(report.worker, request.address)
-        if request.HasField("unreadable"):
+        is_live = self._keep_address(report.worker, request.address)
+        if is_live and request.HasField("unreadable"):
             # The worker's report waits, so that no round is announced with this checkpoint again.
             with self._shell.mark_speaking(report.worker):
                 refused = request.unreadable
@@ -504,6 +508,9 @@ class MasterService(edl_pb2_grpc.MasterServicer):
         version = self._incarnation << _VERSION_COUNTER_BITS
         seconds = min(request.wait_seconds, MAX_WORLD_WAIT_SECONDS)
         view = await self._shell.view_world(report, request.seen - version, seconds)
+        if not is_live:
+            # It would follow the round until the next change of it.
+            view = replace(view, source="", helpers=())
         with self._shell.lock:
             members = self._directory.members_message(view)
         known = _parse_round(request.members_known)
@@ -518,20 +525,21 @@ class MasterService(edl_pb2_grpc.MasterServicer):
             if newest is not None and newest.cut == cut:
                 self._shell.handle(self._ps_client.checkpoints.find_fallback(worker, cut, message))
 
-    def _keep_address(self, uid: str, address: str) -> None:
-        """Keep the address of a worker's ring for its neighbours.
+    def _keep_address(self, uid: str, address: str) -> bool:
+        """Keep the address of a worker's ring for its neighbours; False: its pod has ended.
 
         Raises:
             RetryableError: the cluster does not show this worker yet.
         """
         with self._shell.lock:
             pods = self._shell.state.pods
+            if pods.has_ended(uid):
+                return False
             if not pods.is_live(uid):
-                if pods.has_ended(uid):
-                    raise PeerRefusedError("the cluster reports that this pod has ended", kind="bad")
                 # Nothing is kept of an unknown pod: anybody with the token can name one.
                 raise RetryableError("the cluster has not reported this pod yet")
             self._directory.keep_address(uid, address, pods.is_live)
+            return True
 
     # ------------------------------------------------------------------ parts
 

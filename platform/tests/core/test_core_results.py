@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from support.core_harness import CoreHarness
 from support.text_keys import missing_keys
 
+from edl.api.cluster_port import PodPhase, PodStatus, Role
 from edl.core.evaluation import EvaluationRound, merge_metric_states
 from edl.core.events import (
     Acknowledged,
@@ -18,6 +19,7 @@ from edl.core.events import (
     LeaseProgress,
     LeaseReply,
     LeaseRequested,
+    PodChanged,
     PodsSynced,
     WorkerFailed,
 )
@@ -225,3 +227,15 @@ def test_every_worker_that_finds_the_same_bad_input_ends() -> None:
     harness.train()
     answers = [harness.see(WorkerFailed(worker, "input", "no such column")) for worker in ("worker-0", "worker-1")]
     assert [x.fatal for answer in answers for x in answer if isinstance(x, Acknowledged)] == [True, True]
+
+
+@pytest.mark.parametrize("kind", ["refused", "input", "nan", "storage"])
+def test_a_worker_whose_pod_has_ended_ends_alone(kind: str) -> None:
+    """Its pod was deleted by force, or its node cut off from the cluster; another worker has its work."""
+    harness = CoreHarness()
+    harness.train()
+    harness.see(PodChanged(PodStatus("worker-1", Role.WORKER, 1, PodPhase.GONE)))
+    answer = harness.see(WorkerFailed("worker-1", kind, "the cluster reports that this pod has ended"))
+    assert [each.fatal for each in answer if isinstance(each, Acknowledged)] == [True]
+    assert not harness.state.has_ended
+    assert harness.state.last_failure is None

@@ -29,6 +29,7 @@ from edl.core.events import (
     Tick,
     UpdatesHeld,
 )
+from edl.core.rank_state import RankPhase
 from edl.master.master_service import MasterService, parse_lease_progress, parse_result
 from edl.master.ps_client import PsConnection
 from edl.transport import edl_pb2 as pb
@@ -351,3 +352,24 @@ def test_a_ps_that_replaces_a_lost_one_belongs_to_the_placement_when_it_holds_th
     assert [x.uid for x in after.ps] == ["ps-0b"]
     assert after.version > before.version
     assert harness.lease().placement_version == after.version
+
+
+def test_a_worker_whose_pod_has_ended_is_no_member_and_follows_nobody() -> None:
+    """A pod that was deleted by force: an error would end the job, though the others go on without it."""
+    harness = ServiceHarness(all_reduce=True, ps=0, workers=2, durable=False)
+    harness.stubs.populate(workers=2)
+
+    def report(worker: str, phase: RankPhase, round_id: pb.Round | None = None, **fields: Any) -> pb.WorldReply:
+        member = pb.Member(role="worker", index=int(worker[-1]), uid=worker)
+        request = pb.WorldRequest(
+            member=member, address=f"unix:/nowhere/{worker}", phase=phase.value, round=round_id, **fields
+        )
+        return asyncio.run(harness.service.World(request, CONTEXT))
+
+    round_id = report("worker-0", RankPhase.OUTSIDE).round
+    report("worker-0", RankPhase.CONFIRMED, round_id, digest=7)
+    assert report("worker-1", RankPhase.FOLLOWING, round_id).source.address == "unix:/nowhere/worker-0"
+    harness.shell.handle(PodChanged(PodStatus("worker-1", Role.WORKER, 1, PodPhase.GONE)))
+    reply = report("worker-1", RankPhase.CAUGHT_UP, round_id, unreadable=pb.UnreadableCheckpoint(cut=1, error="?"))
+    assert (reply.member, reply.source.address) == (False, "")
+    assert not report("worker-0", RankPhase.RUNNING, round_id).change, "nobody waits for it"
