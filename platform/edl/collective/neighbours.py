@@ -18,7 +18,7 @@ from edl.collective.shared_memory import RING_BYTES, SharedSegment, can_share_me
 from edl.core.backoff import ExponentialBackoff
 from edl.transport.bulk_client import BulkClient
 from edl.transport.bulk_connection import FrameKind, set_kernel_timeout
-from edl.transport.peer_errors import BulkRefusedError
+from edl.transport.peer_errors import PeerRefusedError
 from edl.transport.retry import draw_jitter
 
 # Between attempts while the neighbour is not listening yet. Short, because all ranks wait for the last one.
@@ -76,7 +76,7 @@ def connect_neighbours(
     Raises:
         RoundBrokenError: a neighbour did not connect in time or is in another round, or the round
             was cancelled.
-        RefusedError: this process knows a later round, or a neighbour refused the token.
+        RefusedError: this process knows a later round, or a neighbour refused the token or the version.
     """
     deadline = time.monotonic() + timeout
     admission = listener.open_round(round_id, rank, len(members))
@@ -142,9 +142,10 @@ def _join_next(
                 return client.release_socket(), offered and agreed.shared_memory
         except RoundBrokenError:
             raise
-        except BulkRefusedError as refused:
-            # "round": the neighbour knows a later round, so trying again cannot help.
-            if refused.kind != "round":
+        except PeerRefusedError as refused:
+            # The whole job has one token and one version. Otherwise another round may do: the neighbour knows a later
+            # one, or another process has its address now.
+            if refused.kind in ("token", "version"):
                 raise
             raise RoundBrokenError(rank, f"rank {rank} refuses: {refused.message}") from refused
         except RetryableError as error:

@@ -68,8 +68,9 @@ _WARNING_PERIOD_SECONDS = 10.0  # seconds between two warnings about dropped or 
 class BulkServer:
     """Serves bulk requests, with one thread for each connection.
 
-    If a handler raises RefusedError, the reply is REFUSED and the connection continues. Any other exception is logged,
-    answered with REFUSED (``internal``), and ends the connection.
+    If a handler raises RefusedError, the reply is REFUSED and the connection continues. RetryableError closes the
+    connection: the peer may try again. Any other exception is logged, answered with REFUSED (``internal``), and
+    ends the connection.
 
     Args:
         address: ``unix:<path>`` or ``host:port``; with port 0 the kernel chooses one.
@@ -250,6 +251,8 @@ class BulkServer:
             return self._handle(frame)
         except RefusedError as refused:
             return refusal_frame(refused)
+        except RetryableError:
+            raise
         except Exception as error:
             log.exception("%s: the handler of %s failed", self.address, frame.kind.name)
             raise PeerRefusedError(f"Internal error of the server: {error!r}", kind="internal") from error

@@ -21,6 +21,7 @@ from support.rank_threads import BOUND, NATIVE, NUMPY, TOKEN, RankThreads
 
 from edl.api.errors import BadInputError, RefusedError, RetryableError
 from edl.api.round_id import RoundId
+from edl.collective import collective_listener
 from edl.collective.collective_listener import CollectiveListener
 from edl.collective.communicator import Communicator
 from edl.collective.neighbours import connect_neighbours
@@ -34,6 +35,7 @@ from edl.transport.bulk_connection import (
     FrameKind,
     FrameLimits,
     OutgoingFrame,
+    ReceivedFrame,
     decode_frame_head,
     encode_frame_head,
 )
@@ -157,6 +159,32 @@ def test_a_neighbour_that_does_not_come_is_named(listener: CollectiveListener, t
     with pytest.raises(RoundBrokenError) as broken:
         Communicator.connect(listener, ROUND, 0, members, timeout=0.2)
     assert broken.value.rank == 1
+
+
+def test_a_neighbour_that_hears_of_the_round_too_late_breaks_it(
+    listener: CollectiveListener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a worker that runs a task for ten seconds would end the job of the one before it."""
+    monkeypatch.setattr(collective_listener, "_EARLY_SECONDS", 0.1)
+    with CollectiveListener(f"unix:{tmp_path}/other", TOKEN) as other:
+        with pytest.raises(RoundBrokenError) as broken:
+            Communicator.connect(other, ROUND, 0, [other.address, listener.address], timeout=1.0)
+        assert broken.value.rank == 1
+
+
+@pytest.mark.parametrize("kind", ["bad", "full", "internal"])
+def test_a_refusal_breaks_the_round(listener: CollectiveListener, kind: str) -> None:
+    def refuse(frame: ReceivedFrame) -> OutgoingFrame:
+        raise PeerRefusedError("another rank has this address now", kind=kind)
+
+    server = BulkServer("127.0.0.1:0", TOKEN, refuse, max_body_bytes=0)
+    server.start()
+    try:
+        with pytest.raises(RoundBrokenError, match="another rank") as broken:
+            Communicator.connect(listener, ROUND, 0, [listener.address, server.address], timeout=BOUND)
+        assert broken.value.rank == 1
+    finally:
+        server.stop()
 
 
 def test_another_token_is_refused(listener: CollectiveListener, tmp_path: Path) -> None:

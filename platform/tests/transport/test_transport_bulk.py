@@ -242,6 +242,20 @@ def test_a_mistake_in_the_handler_is_logged_and_told(start: Start, caplog: pytes
     assert any(record.exc_info for record in caplog.records if record.levelno == logging.ERROR)
 
 
+def test_a_peer_that_may_try_again_is_not_refused(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    def handle(frame: ReceivedFrame) -> OutgoingFrame:
+        if not frame.meta:
+            raise RetryableError("not yet")
+        return OutgoingFrame(FrameKind.PULLED, frame.meta)
+
+    server = start(handle)
+    with client_of(server) as client, pytest.raises(RetryableError):
+        client.request(FrameKind.PULL, b"")
+    with client_of(server) as client:
+        assert client.request(FrameKind.PULL, b"on").meta == b"on"
+    assert not caplog.records
+
+
 def test_a_body_that_there_is_no_memory_for_is_refused_and_others_are_served(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
