@@ -15,6 +15,7 @@ from support.text_keys import missing_keys
 from edl.api.errors import BadInputError
 from edl.api.journal_entries import LeaseGranted
 from edl.core.rank_state import RankPhase
+from edl.worker.lease_client import LeasedTask
 
 
 @pytest.fixture
@@ -205,6 +206,37 @@ def test_a_worker_that_is_told_to_leave_during_an_evaluation_leaves_at_a_boundar
         job.wait_for_end()
         reasons = [entry.reason for entry in job.journal if entry.kind == "world"]
         assert reasons[-1] == "w1 leaves"
+
+
+def test_a_task_waits_until_its_worker_has_entered_the_next_round(folder):
+    """A task may take longer than the ten seconds in which the members must connect."""
+    begun_in = []
+
+    def queue_task_when_a_round_ends(rank: Rank) -> None:
+        end_round, run_task = rank.world.end_round, rank.loop._run_task
+        task = LeasedTask(1 << 40, "evaluation")
+
+        def end_and_queue() -> None:
+            end_round()
+            if not begun_in:
+                rank.leases._enqueue_task(task)
+
+        def note_phase(other: LeasedTask) -> int | None:
+            if other is not task:
+                return run_task(other)
+            begun_in.append(rank.world.phase)
+            return None
+
+        rank.world.end_round, rank.loop._run_task = end_and_queue, note_phase
+
+    with AllReduceJob(folder, records=400, seconds=0.005) as job:
+        job.start_rank(queue_task_when_a_round_ends)
+        job.wait_for_step(3)
+        job.start_rank()
+        job.wait_for_round(2)
+        job.wait(lambda: begun_in)
+        assert begun_in[0] in (RankPhase.CONFIRMED, RankPhase.RUNNING)
+        job.wait_for_end()
 
 
 def test_a_worker_that_is_alone_leaves_at_once(folder):

@@ -55,6 +55,8 @@ _LOG = logging.getLogger(__name__)
 IDLE_SECONDS = 0.02
 """Seconds for which a rank without records waits for some before it joins a reduction in which nobody has any."""
 VIEW_WAIT_SECONDS = 0.5
+NEXT_ROUND_SECONDS = 3.0
+"""Seconds after a round in which the next one is probably announced: silent workers count as lost after two."""
 _DIGEST_MASK = (1 << 62) - 1
 """Whole numbers in messages have at most 62 bits."""
 
@@ -222,6 +224,7 @@ class StepLoop:
         """The duration of the newest step, with what this worker waited for the others."""
         self._exit_code: int | None = None
         self._is_paused = False
+        self._round_ended_at = float("-inf")
 
     # ------------------------------------------------------------------ outside of a round
 
@@ -244,7 +247,7 @@ class StepLoop:
                     self._copies.copy_alone(view, is_paused=self._is_paused, in_round=False)
                 self._leave_if_told(view)
                 self._shares.take_tasks()
-                if not self._shares.other_tasks or self._gate.closed:
+                if not self._shares.other_tasks or self._gate.closed or self._is_awaited():
                     self._world.wait_for_view(view, VIEW_WAIT_SECONDS)
         self._close_communicator()
         if self._has_newest_state():
@@ -266,10 +269,11 @@ class StepLoop:
         """Run the tasks that change no variable; returns the exit code if the worker must end.
 
         A worker that was told to end runs none. They return to the master when it has left the others, at the next
-        boundary: the others are in the round with it, also while they evaluate.
+        boundary: the others are in the round with it, also while they evaluate. One that the others await in the next
+        round enters this first.
         """
         self._shares.take_tasks()
-        while self._shares.other_tasks and not self._gate.closed:
+        while self._shares.other_tasks and not self._gate.closed and not self._is_awaited():
             task = self._shares.other_tasks.popleft()
             if task.of_copy:
                 self._evaluation.submit(task)
@@ -280,6 +284,16 @@ class StepLoop:
                     return code
             self._shares.take_tasks()
         return self._evaluation.check()
+
+    def _is_awaited(self) -> bool:
+        """Whether the others wait until this worker enters a round, or will do so at once.
+
+        They wait only as long as members have to connect, and a task may take longer.
+        """
+        view, world = self._world.view, self._world
+        if view.is_member and view.phase is not RoundPhase.CLOSING and view.round > world.round:
+            return True
+        return world.phase is RankPhase.ENDED and time.monotonic() - self._round_ended_at < NEXT_ROUND_SECONDS
 
     def _leave_if_told(self, view: View) -> None:
         if self._gate.closed and not view.is_member and not self._owes_shard(view):
@@ -301,6 +315,7 @@ class StepLoop:
             if world.round < view.round or world.phase is not RankPhase.ENDED:
                 self._close_communicator()
                 world.follow_closing(view.round)
+                self._round_ended_at = time.monotonic()
                 return True
             return False
         if view.round > world.round:
@@ -769,6 +784,7 @@ class StepLoop:
 
     def _end_round(self) -> None:
         self._close_communicator()
+        self._round_ended_at = time.monotonic()
         self._world.end_round()
         if self._kept.lacks_digest:
             # The others wait for the report, which is on its way.
