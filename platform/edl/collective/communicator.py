@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
@@ -111,12 +112,14 @@ class Communicator:
         if size == 1:
             listener.open_round(round_id, rank, size).finish()
             return cls(round_id, rank, size, None)
-        make_ring = _find_ring(native)
+        make_ring, deadline = _find_ring(native), time.monotonic() + timeout
         neighbours = connect_neighbours(
             listener, round_id, rank, members, timeout=timeout, shared_memory=make_ring is not NumpyRing
         )
         try:
-            return cls(round_id, rank, size, make_ring(round_id, rank, size, neighbours, heartbeat_timeout))
+            # The next rank may still wait for its own neighbours.
+            left = max(0.0, deadline - time.monotonic())
+            return cls(round_id, rank, size, make_ring(round_id, rank, size, neighbours, heartbeat_timeout, left))
         except BaseException:
             neighbours.close()
             raise

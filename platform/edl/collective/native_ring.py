@@ -24,9 +24,12 @@ class NativeRing:
         size: the number of ranks, at least two.
         neighbours: the connections. The ring owns and closes them.
         timeout: seconds of silence after which a neighbour counts as lost.
+        first_within: further seconds for its first heartbeat, which it sends when it is connected to both neighbours.
     """
 
-    def __init__(self, round_id: RoundId, rank: int, size: int, neighbours: Neighbours, timeout: float) -> None:
+    def __init__(
+        self, round_id: RoundId, rank: int, size: int, neighbours: Neighbours, timeout: float, first_within: float
+    ) -> None:
         previous, next_ = neighbours.previous_memory, neighbours.next_memory
         self._neighbours = neighbours
         self._lock = threading.Lock()
@@ -41,6 +44,7 @@ class NativeRing:
             previous.descriptors if previous is not None else None,
             next_.descriptors if next_ is not None else None,
             timeout,
+            first_within,
         )
 
     @property

@@ -42,16 +42,19 @@ class NumpyRing:
         size: the number of ranks, at least two.
         neighbours: the connections, without shared memory. The ring owns and closes them.
         timeout: seconds of silence after which a neighbour counts as lost.
+        first_within: further seconds for its first heartbeat, which it sends when it is connected to both neighbours.
     """
 
-    def __init__(self, round_id: RoundId, rank: int, size: int, neighbours: Neighbours, timeout: float) -> None:
+    def __init__(
+        self, round_id: RoundId, rank: int, size: int, neighbours: Neighbours, timeout: float, first_within: float
+    ) -> None:
         self._neighbours = neighbours
         self._state = RoundState(round_id, rank, size, neighbours.previous, neighbours.next)
         self._lock = threading.Lock()
         self._sequence = 0
         self._fail_after: int | None = None
         self._closed = False
-        self._heartbeat = HeartbeatThread(self._state, timeout)
+        self._heartbeat = HeartbeatThread(self._state, timeout, first_within)
 
     @property
     def broken(self) -> bool:

@@ -178,11 +178,14 @@ class HeartbeatThread:
     Args:
         state: the state of the round.
         timeout: seconds of silence after which the next rank counts as lost.
+        first_within: further seconds for its first heartbeat. A rank sends nothing before it is connected to both of
+            its neighbours.
     """
 
-    def __init__(self, state: RoundState, timeout: float) -> None:
+    def __init__(self, state: RoundState, timeout: float, first_within: float) -> None:
         self._state = state
         self._timeout = timeout
+        self._first_within = first_within
         self._tick = max(_LEAST_TICK, timeout / _TICKS)
         self._received = b""
         self._heard = self._next_gone = self._previous_gone = self._next_left = False
@@ -194,14 +197,17 @@ class HeartbeatThread:
         self._thread.join()
 
     def _run(self) -> None:
-        state, silent = self._state, 0
+        state, silent, limit = self._state, 0, self._timeout + self._first_within
+        most = _TICKS + int(self._first_within / self._tick)
         while not state.broken:
             state.send_heartbeat()
             self._heard = False
             self._watch_until(time.monotonic() + self._tick)
+            if self._heard:
+                most, limit = _TICKS, self._timeout
             silent = 0 if self._heard else silent + 1
-            if silent >= _TICKS:
-                state.break_round(state.next_rank, f"rank {state.next_rank} was silent for {self._timeout:g} s")
+            if silent >= most:
+                state.break_round(state.next_rank, f"rank {state.next_rank} was silent for {limit:g} s")
 
     def _watch_until(self, end: float) -> None:
         state = self._state

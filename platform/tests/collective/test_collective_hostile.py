@@ -79,6 +79,6 @@ def test_shared_memory_is_checked_before_it_is_mapped(tmp_path: Path, make: Call
     files = (memory, segment.data_event, segment.room_event)
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(ValueError, match="shared memory"):
-        _ring.Ring(1, 1, 0, 2, ours.fileno(), theirs.fileno(), files, None, 2.0)
+        _ring.Ring(1, 1, 0, 2, ours.fileno(), theirs.fileno(), files, None, 2.0, 0.0)
     segment.close()
     os.close(memory)

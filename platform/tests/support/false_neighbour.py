@@ -32,8 +32,10 @@ class FalseNeighbour:
         self.ranks = RankThreads(variant, folder, most=2)
 
     @contextmanager
-    def round(self, *, shared_memory: bool = False) -> Iterator[tuple[Communicator, Neighbours, RoundId]]:
-        """A new round: the honest rank, the other's connections."""
+    def round(
+        self, *, shared_memory: bool = False, **options: Any
+    ) -> Iterator[tuple[Communicator, Neighbours, RoundId]]:
+        """A new round: the honest rank, which connects with ``options``, and the other's connections."""
         round_id = RoundId(7, next(self._numbers))
         ours, theirs = self.ranks.listeners
         members = [ours.address, theirs.address]
@@ -41,7 +43,7 @@ class FalseNeighbour:
         def connect(rank: int) -> Any:
             if rank == 0:
                 native = self._variant.native[0]
-                return Communicator.connect(ours, round_id, 0, members, native=native, timeout=BOUND)
+                return Communicator.connect(ours, round_id, 0, members, native=native, **({"timeout": BOUND} | options))
             return connect_neighbours(theirs, round_id, 1, members, timeout=BOUND, shared_memory=shared_memory)
 
         communicator, neighbours = self.ranks.each(connect, range(2))

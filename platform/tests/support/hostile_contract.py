@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,3 +91,13 @@ class HostileContract:
                 connections.next.close()
                 error = neighbour.outcome(communicator)
                 assert isinstance(error, RoundBrokenError)
+
+    def test_a_neighbour_that_sends_no_heartbeat_is_lost_when_the_time_to_connect_is_over(
+        self, neighbour: FalseNeighbour
+    ) -> None:
+        begun = time.monotonic()
+        with neighbour.round(timeout=0.5, heartbeat_timeout=0.1) as (communicator, _, _):
+            error = neighbour.outcome(communicator)
+        assert isinstance(error, RoundBrokenError)
+        assert (error.rank, "silent" in str(error)) == (1, True)
+        assert time.monotonic() - begun > 0.5

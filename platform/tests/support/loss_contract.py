@@ -139,6 +139,17 @@ class LossContract:
         with ranks.round(3, heartbeat_timeout=timeout) as round_:
             ranks.each(run, round_)
 
+    def test_a_rank_that_waits_for_a_late_neighbour_is_no_loss(self, ranks: RankThreads) -> None:
+        """Rank 1 has both neighbours before rank 2 has, which sends no heartbeat until the last rank comes."""
+
+        def reduce(communicator: Communicator) -> float:
+            buffer = np.ones(10, np.float32)
+            communicator.all_reduce(buffer)
+            return float(buffer[0])
+
+        with ranks.round(4, late={3: 1.0}, heartbeat_timeout=0.3) as round_:
+            assert ranks.each(reduce, round_) == [4.0] * 4
+
     def test_a_broken_round_stays_broken_and_closing_it_twice_is_harmless(self, ranks: RankThreads) -> None:
         with ranks.round(2) as round_:
             round_[0].abort("first")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -68,14 +69,19 @@ class RankThreads:
         self._stack.close()
         self._threads.shutdown()
 
-    def connect(self, size: int, **options: Any) -> list[Communicator]:
-        """Begin a new round among the first ranks."""
+    def connect(self, size: int, *, late: Mapping[int, float] | None = None, **options: Any) -> list[Communicator]:
+        """Begin a new round among the first ranks.
+
+        Args:
+            late: by rank, the seconds after which it hears of the round.
+        """
         round_id = RoundId(1, next(self._numbers))
         members = [listener.address for listener in self.listeners[:size]]
 
         def connect(rank: int) -> Communicator:
             native = self._variant.native[rank % 2]
             listener = self.listeners[rank]
+            time.sleep((late or {}).get(rank, 0.0))
             return Communicator.connect(listener, round_id, rank, members, native=native, timeout=BOUND, **options)
 
         return self.each(connect, range(size))

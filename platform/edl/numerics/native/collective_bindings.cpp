@@ -109,12 +109,13 @@ NB_MODULE(_ring, module) {
       .def(
           "__init__",
           [](Ring* self, std::uint64_t incarnation, std::uint64_t number, int rank, int size, int previous, int next,
-             const Descriptors& previous_memory, const Descriptors& next_memory, double timeout) {
-            const std::chrono::milliseconds milliseconds(static_cast<std::int64_t>(timeout * 1000));
-            new (self) Ring({incarnation, number}, rank, size, previous, next, files(previous_memory), files(next_memory), milliseconds);
+             const Descriptors& previous_memory, const Descriptors& next_memory, double timeout, double first_within) {
+            const auto milliseconds = [](double seconds) { return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000)); };
+            new (self) Ring({incarnation, number}, rank, size, previous, next, files(previous_memory), files(next_memory),
+                            milliseconds(timeout), milliseconds(first_within));
           },
           nb::arg("incarnation"), nb::arg("number"), nb::arg("rank"), nb::arg("size"), nb::arg("previous"), nb::arg("next_"),
-          nb::arg("previous_memory").none(), nb::arg("next_memory").none(), nb::arg("timeout"))
+          nb::arg("previous_memory").none(), nb::arg("next_memory").none(), nb::arg("timeout"), nb::arg("first_within"))
       .def("all_reduce", &all_reduce, nb::arg("buffer").noconvert(), nb::arg("element"), nb::arg("algorithm"), nb::arg("control"))
       .def("abort", &Ring::abort, nb::arg("reason"), nb::call_guard<nb::gil_scoped_release>())
       .def("close", &Ring::close, nb::call_guard<nb::gil_scoped_release>())

@@ -22,8 +22,12 @@ constexpr int kMostFrames = 64;  // that are read before the clock is looked at 
 
 }  // namespace
 
-Heartbeat::Heartbeat(RoundState& state, std::chrono::milliseconds timeout)
-    : state_(state), tick_(std::max(kLeastTick, timeout / kTicks)), timeout_(timeout), stop_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+Heartbeat::Heartbeat(RoundState& state, std::chrono::milliseconds timeout, std::chrono::milliseconds first_within)
+    : state_(state),
+      tick_(std::max(kLeastTick, timeout / kTicks)),
+      timeout_(timeout),
+      first_within_(first_within),
+      stop_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
   if (stop_ < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
   thread_ = std::thread([this] { run(); });
 }
@@ -36,15 +40,18 @@ Heartbeat::~Heartbeat() {
 }
 
 void Heartbeat::run() {
-  int silent = 0;
+  std::int64_t silent = 0;
+  std::int64_t most = kTicks + first_within_ / tick_;
   while (!stopping_ && !state_.broken()) {
     state_.send_heartbeat();
     heard_ = false;
     watch_until(std::chrono::steady_clock::now() + tick_);
+    if (heard_) most = kTicks;
     silent = heard_ ? 0 : silent + 1;
-    if (silent >= kTicks && !stopping_) {
+    if (silent >= most && !stopping_) {
+      const auto limit = timeout_ + (most == kTicks ? std::chrono::milliseconds{0} : first_within_);
       state_.break_round(state_.next_rank(), "rank " + std::to_string(state_.next_rank()) + " was silent for " +
-                                                 std::to_string(timeout_.count()) + " ms");
+                                                 std::to_string(limit.count()) + " ms");
     }
   }
 }

@@ -10,10 +10,11 @@ namespace edl::collective {
 
 // It needs no lock of Python: a process that computes, compiles or holds the GIL for a minute is no loss. A stopped
 // process is one, after `timeout`. Silence is counted in ticks of this thread, an eighth of `timeout` each: on a machine
-// where this thread is not run either, its count does not grow.
+// where this thread is not run either, its count does not grow. A rank sends nothing before it is connected to both of its
+// neighbours: until something was heard, `first_within` counts as well.
 class Heartbeat {
  public:
-  Heartbeat(RoundState& state, std::chrono::milliseconds timeout);
+  Heartbeat(RoundState& state, std::chrono::milliseconds timeout, std::chrono::milliseconds first_within);
   ~Heartbeat();
   Heartbeat(const Heartbeat&) = delete;
   Heartbeat& operator=(const Heartbeat&) = delete;
@@ -27,6 +28,7 @@ class Heartbeat {
   RoundState& state_;
   std::chrono::milliseconds tick_;
   std::chrono::milliseconds timeout_;
+  std::chrono::milliseconds first_within_;
   int stop_;  // an eventfd
   bool stopping_ = false;
   bool heard_ = false;

@@ -244,7 +244,8 @@ class Ring::Sender {
 };
 
 Ring::Ring(Round round, int rank, int size, int previous, int next, const std::optional<SegmentFiles>& previous_memory,
-           const std::optional<SegmentFiles>& next_memory, std::chrono::milliseconds timeout)
+           const std::optional<SegmentFiles>& next_memory, std::chrono::milliseconds timeout,
+           std::chrono::milliseconds first_within)
     : state_(round, rank, size, previous, next), spin_(kMostSpin) {
   if (size < 2 || size > 0xFFFF / 2 || rank < 0 || rank >= size) throw std::invalid_argument("this is no rank of a ring");
   if (previous_memory) {
@@ -257,7 +258,7 @@ Ring::Ring(Round round, int rank, int size, int previous, int next, const std::o
   } else {
     outlet_ = std::make_unique<SocketOutlet>(next);
   }
-  heartbeat_.emplace(state_, timeout);
+  heartbeat_.emplace(state_, timeout, first_within);
 }
 
 std::vector<std::string> Ring::all_reduce(std::span<std::byte> buffer, Element element, Algorithm algorithm, std::string_view control) {

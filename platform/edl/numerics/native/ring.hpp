@@ -38,9 +38,10 @@ struct Step {
 class Ring {
  public:
   // The sockets and the segments' descriptors stay open until the ring is destroyed. Without a segment the socket carries
-  // the data.
+  // the data. For `timeout` and `first_within` see Heartbeat.
   Ring(Round round, int rank, int size, int previous, int next, const std::optional<SegmentFiles>& previous_memory,
-       const std::optional<SegmentFiles>& next_memory, std::chrono::milliseconds timeout);
+       const std::optional<SegmentFiles>& next_memory, std::chrono::milliseconds timeout,
+       std::chrono::milliseconds first_within = std::chrono::milliseconds{0});
 
   // Sums `buffer` over all ranks, in place, and returns all ranks' control messages in their order.
   // Throws RoundBroken; the buffer's content then means nothing.
