@@ -127,8 +127,8 @@ class CollectiveListener:
     Args:
         address: ``unix:<path>`` or ``host:port``. With port 0 the kernel chooses the port.
         token: the job's token.
-        shared_memory: neighbours on a Unix socket may send through shared memory. This needs the
-            native extension.
+        shared_memory: neighbours on a Unix socket may send through shared memory, if this process
+            has the native extension.
         handle_frame: answers first frames of other kinds than JOIN_ROUND; None: they are refused.
     """
 
@@ -141,7 +141,8 @@ class CollectiveListener:
         handle_frame: Callable[[ReceivedFrame], HandOver] | None = None,
     ) -> None:
         self.token = token
-        self.shared_memory = shared_memory and address.startswith("unix:")
+        # Reductions in NumPy read only the socket.
+        self.shared_memory = shared_memory and address.startswith("unix:") and _has_extension()
         self._handle_frame = handle_frame
         self._changed = threading.Condition()
         self._admission: RoundAdmission | None = None
@@ -243,3 +244,11 @@ class CollectiveListener:
             if self._admission.cancelled:
                 raise PeerRefusedError(f"{round_id} takes no connections any more", kind="round")
             return self._admission
+
+
+def _has_extension() -> bool:
+    try:
+        import edl.collective._ring  # noqa: F401
+    except ImportError:
+        return False
+    return True

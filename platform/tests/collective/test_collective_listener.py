@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import sys
 import threading
 import time
 import tracemalloc
@@ -133,6 +134,19 @@ def test_requests_are_read_as_written() -> None:
     assert JoinRequest.decode(request.encode()) == request
     with pytest.raises(PeerRefusedError):
         JoinRequest.decode(JoinRequest(ROUND, 7, 2, 7, True).encode())
+
+
+def test_a_process_without_the_extension_agrees_to_no_shared_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would not read what the other sends there, and both would wait with healthy heartbeats."""
+    monkeypatch.setitem(sys.modules, "edl.collective._ring", None)
+    request = JoinRequest(ROUND, 0, 1, 2, True)
+    with CollectiveListener(f"unix:{tmp_path}/s", TOKEN) as listener:
+        listener.open_round(ROUND, 1, 2)
+        with BulkClient(listener.address, TOKEN, timeout=BOUND, max_body=0) as client:
+            answer = client.request(FrameKind.JOIN_ROUND, request.encode())
+    assert not JoinRequest.decode(answer.meta).shared_memory
 
 
 def test_connecting_ends_when_the_round_is_cancelled(listener: CollectiveListener) -> None:
