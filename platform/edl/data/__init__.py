@@ -5,8 +5,9 @@ read them.
 :class:`Reader`, :class:`Source` and :class:`Metadata` are the types that a model module's ``custom_data_reader``
 returns. ``docs/bring-your-own-data.md`` shows how to use them. Everything else here is internal to EDL.
 
-Built-in readers count and read records without TensorFlow, and each name is imported when it is first used. May
-import: edl.numerics, edl.jobfile, edl.core.
+Built-in readers count and read records without TensorFlow, and each name is imported when it is first used.
+
+May import: edl.numerics, edl.jobfile, edl.core, edl.api.
 """
 
 from __future__ import annotations

@@ -5,5 +5,5 @@ and exits with the role's exit code. ``role_preparation`` runs in the child befo
 creates the run directory (``edl.storage.run_directory``) and sets the role's environment. Process 1 stays small because
 it imports neither.
 
-May import: edl.storage, edl.jobfile, edl.core. Never: gRPC, NumPy, TensorFlow, the Kubernetes client.
+May import: edl.storage, edl.jobfile, edl.api. Never: gRPC, NumPy, TensorFlow, the Kubernetes client.
 """

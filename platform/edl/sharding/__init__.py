@@ -17,6 +17,9 @@ Under strategy AllReduce, workers compute one model together (:meth:`Client.step
             apply(step.allreduce(gradients))
 
 See docs/programs.md.
+
+May import: edl.worker, edl.collective, edl.transport, edl.storage, edl.data, edl.numerics, edl.jobfile, edl.core,
+edl.api; PyTorch in the modules ``torch_*``. Never: TensorFlow, Keras.
 """
 
 from edl.sharding.client import Client, RecordShard, WorkerLeaving

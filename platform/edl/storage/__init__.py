@@ -1,4 +1,4 @@
 """What outlives a process: journal, checkpoints and run directories; reads and writes their formats.
 
-May import: edl.numerics, edl.jobfile, edl.core. Knows nothing of roles: it stores what they pass in.
+May import: edl.numerics, edl.jobfile, edl.core, edl.api. Knows nothing of roles: it stores what they pass in.
 """

@@ -1,16 +1,22 @@
-"""Pages about the code name files and modules that exist, and 0001 has every module of the core."""
+"""Pages about the code name files and modules that exist; 0001 has every module of the core, 0002 every entry."""
 
 from __future__ import annotations
 
+import ast
 import configparser
 import re
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, fields
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from install.source_modules import modules
 from support.doc_commands import DOCS, ROOT
+
+from edl.api.journal_entries import ENTRY_CLASSES
 
 pytestmark = pytest.mark.install
 
@@ -27,6 +33,7 @@ PAGES = [
     DOCS / "testing.md",
     ROOT / "CONTRIBUTING.md",
 ]
+ROOMS = sorted(folder.name for folder in PACKAGE.iterdir() if (folder / "__init__.py").exists())
 FOLDERS = "bench|docs|e2e|edl|helm|images|kustomize|model_zoo|platform|tests"
 SUFFIXES = "cpp|hpp|md|proto|py|pyi|txt"
 
@@ -177,10 +184,49 @@ def test_the_layers_are_those_that_are_checked() -> None:
 
 def test_the_layers_have_every_room_and_every_module_of_the_core() -> None:
     rooms, _, core = LAYERS.read_text(encoding="utf-8").partition("## How `core` is split")
-    assert sorted(re.findall(r"^\| `(\w+)` \|", rooms, re.MULTILINE)) == sorted(
-        folder.name for folder in PACKAGE.iterdir() if (folder / "__init__.py").exists()
-    )
+    assert sorted(re.findall(r"^\| `(\w+)` \|", rooms, re.MULTILINE)) == ROOMS
     rows = re.findall(r"^\| (`[^|]*) \|", core, re.MULTILINE)
     assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(
         module.stem for module in (PACKAGE / "core").glob("*.py") if module.stem != "__init__"
     )
+
+
+@cache
+def imported_rooms() -> Mapping[str, set[str]]:
+    """Rooms that each room imports, also inside functions and for types only; not itself."""
+    rooms = defaultdict[str, set[str]](set)
+    for module in modules():
+        room = module.name.partition("/")[0]
+        for node in module.nodes:
+            match node:
+                case ast.Import(names=names):
+                    imported = [alias.name for alias in names]
+                case ast.ImportFrom(module="edl", names=names, level=0):
+                    imported = [f"edl.{alias.name}" for alias in names]
+                case ast.ImportFrom(module=str(name), level=0):
+                    imported = [name]
+                case _:
+                    continue
+            rooms[room] |= {name.split(".")[1] for name in imported if name.startswith("edl.")} - {room}
+    return rooms
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_the_charter_of_a_room_lists_the_rooms_that_it_imports(room: str) -> None:
+    (text,) = (ast.get_docstring(module.tree) or "" for module in modules() if module.name == f"{room}/__init__.py")
+    listed = re.search(r"May import: (.*?)\.(?:\s|$)", text, re.DOTALL)
+    assert listed is not None
+    assert set(re.findall(r"\bedl\.(\w+)", listed[1])) == imported_rooms()[room]
+
+
+def test_0002_has_every_entry_of_a_journal_with_its_fields() -> None:
+    text = (DOCS / "design/0002-record-accounting.md").read_text(encoding="utf-8")
+    table = text.partition("| entry | fields | meaning |\n|---|---|---|\n")[2].partition("\n\n")[0]
+    listed: dict[str, set[str]] = {}
+    kind = ""
+    for row in table.splitlines():
+        entry, fields_of_entry = row.split("|")[1:3]
+        kind = entry.strip(" `") or kind  # an empty cell: another form of the entry above
+        names = re.findall(r"`(\w+(?:=null)?(?: \w+(?:=null)?)*)`", fields_of_entry)
+        listed.setdefault(kind, set()).update(name.removesuffix("=null") for group in names for name in group.split())
+    assert listed == {name: {field.name for field in fields(entry)} for name, entry in ENTRY_CLASSES.items()}
