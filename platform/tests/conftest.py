@@ -23,7 +23,7 @@ from support.logging_levels import restored_logging
 from edl.keras.tensorflow_import import import_tensorflow
 
 # A busy machine is no failure: how long things take is for benchmarks. Property tests that name no number try as many
-# as Hypothesis' own default is, or a quarter.
+# as Hypothesis' own default is, or an eighth (support/examples.py).
 settings.register_profile(
     "patient", deadline=None, max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow]
 )
