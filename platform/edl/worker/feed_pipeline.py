@@ -28,6 +28,7 @@ from edl.data.tf_example import parse_example
 from edl.keras.model_contract import FEED_MODES, UserFeedFunction
 from edl.keras.user_code import UserCodeError, user_code
 from edl.transport.process_identity import count_available_cores
+from edl.worker.feed_graph import find_seeded_operation
 from edl.worker.lease_client import LeasedTask
 from edl.worker.record_stream import CorruptRecordSkipper, RecordWindow, count_records
 
@@ -322,6 +323,8 @@ class FeedFunction:
             minibatch = feed_minibatch(records, self.mode, self._metadata)
             if minibatch is not None:
                 return minibatch
+        # Random operations in ``feed`` would begin with the seed of TensorFlow again in each minibatch.
+        tf.compat.v1.get_default_graph().seed = None
         source = tf.data.Dataset.from_tensor_slices(records)
         dataset = self._feed(source, self.mode, self._metadata)
         self._check_dataset(dataset)
@@ -352,20 +355,28 @@ class FeedFunction:
         spec = dataset.element_spec
         if self.mode != "prediction" and not (isinstance(spec, tuple) and len(spec) in (2, 3)):
             raise FeedError(f"feed yields {_describe_spec(spec)}, expected {expected}", hint=hint)
-        graph = tf.compat.v1.get_default_graph().get_operations()
-        if any(operation.type == "RepeatDataset" and _repeats_forever(operation) for operation in graph):
+        graph = tf.compat.v1.get_default_graph()
+        seeded = find_seeded_operation(graph)
+        if seeded is not None:
+            raise FeedError(f"feed draws random numbers with a seed, in {seeded}", hint=_SEED_HINT)
+        operations = graph.get_operations()
+        if any(operation.type == "RepeatDataset" and _repeats_forever(operation) for operation in operations):
             raise FeedError(
                 "feed repeats its records without end", hint="remove repeat(); train.epochs sets the number of passes"
             )
         # Batches in ``feed`` are harmless only if it splits them again, as with unbatch().
-        operations = [operation.type for operation in graph]
-        if _BATCHING_OPS.intersection(operations) and not _UNBATCHING_OPS.intersection(operations):
+        types = {operation.type for operation in operations}
+        if types & _BATCHING_OPS and not types & _UNBATCHING_OPS:
             raise FeedError(
                 f"feed yields batches: {_describe_spec(spec)}",
                 hint=f"{hint}; EDL makes minibatches of train.minibatch_size",
             )
 
 
+_SEED_HINT = (
+    "they would be the same in every minibatch: leave `seed` out. For numbers that can be drawn again, let the module "
+    "make a tf.random.Generator, and give its make_seeds(1)[:, 0] to a stateless function in feed"
+)
 _DECODED_SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM")
 """How files begin that TensorFlow decodes. Of others, such as WebP, it does not know whether they are damaged."""
 _BAD_IMAGE_HINT = "data.max_corrupt_records allows to skip and count images that cannot be decoded"

@@ -14,6 +14,7 @@ import pytest
 
 pytestmark = pytest.mark.tensorflow
 
+import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
@@ -93,7 +94,7 @@ def test_functions_of_map_run_on_the_thread_of_feed() -> None:
         x, y = pair(record)
         nested = tf.data.Dataset.range(y).map(lambda n: n + 1).reduce(tf.constant(0, tf.int64), lambda a, b: a + b)
         doubled = tf.ensure_shape(tf.numpy_function(lambda value: 2 * value, [y], tf.int64), [])
-        noise = tf.random.uniform([], maxval=1, dtype=tf.int64, seed=7)
+        noise = tf.random.uniform([], maxval=1, dtype=tf.int64)
         return x, tf.stack([nested, doubled, table.lookup(y), noise])
 
     feed = FeedFunction(lambda dataset, mode, metadata: dataset.map(parse), "training", None)
@@ -125,6 +126,76 @@ def test_functions_of_map_may_have_control_flow(change: Any) -> None:
     assert minibatch is not None
     np.testing.assert_array_equal(minibatch.labels, [change(tf.constant(y, tf.int64)) for y in range(8)])
     assert map_threads(traced_operations(feed, window(0, 8))) == [True]
+
+
+def labelled_by(draw: Any) -> Any:
+    """A feed whose labels are random numbers."""
+    return lambda dataset, mode, metadata: dataset.map(lambda record: (record, draw()))
+
+
+def labels_of(feed: Any) -> list[Any]:
+    return [
+        each for minibatch in feed_minibatches(feed, "training", None, windows()) for each in minibatch.labels.numpy()
+    ]
+
+
+@pytest.fixture
+def _seeded() -> Iterator[None]:
+    """As in a worker, which builds the user's model with a seed."""
+    keras.utils.set_random_seed(42)
+    yield
+    tf.random.set_seed(None)
+
+
+@pytest.mark.usefixtures("_seeded")
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: tf.random.uniform([]),
+        lambda: tf.reduce_sum(tf.image.random_crop(tf.reshape(tf.range(1 << 20), [1 << 10, 1 << 10, 1]), [2, 2, 1])),
+        lambda: tf.cond(tf.random.normal([]) < 0, lambda: tf.random.uniform([]), lambda: tf.random.normal([])),
+        lambda: tf.function(lambda: tf.random.uniform([]))(),
+        lambda: keras.random.uniform([]),
+    ],
+)
+def test_random_numbers_go_on_in_the_next_minibatch(draw: Any) -> None:
+    single = tf.data.Dataset.from_tensor_slices(RECORDS).map(lambda record: draw())
+    assert len(set(single.as_numpy_iterator())) == len(RECORDS)
+    assert len(set(labels_of(labelled_by(draw)))) == len(RECORDS)
+
+
+@pytest.mark.usefixtures("_seeded")
+@pytest.mark.parametrize("mode", ["training", "evaluation", "prediction"])
+@pytest.mark.parametrize(
+    ("draw", "name"),
+    [
+        (lambda: tf.random.uniform([], seed=7), "RandomUniform"),
+        (lambda: tf.image.random_flip_left_right(tf.zeros([2, 2, 3]), seed=1), "random_flip_left_right"),
+        (tf.function(lambda: tf.random.normal([], seed=0)), "RandomStandardNormal"),
+        (
+            lambda: tf.data.Dataset.range(3).map(lambda n: tf.random.shuffle([n], 3)).get_single_element(),
+            "RandomShuffle",
+        ),
+    ],
+)
+def test_a_seed_of_a_random_operation_is_refused(mode: str, draw: Any, name: str) -> None:
+    """Each minibatch would begin with it."""
+
+    def feed(dataset: Any, mode: str, metadata: Any) -> Any:
+        return dataset.map(lambda record: draw() if mode == "prediction" else (record, draw()))
+
+    with pytest.raises(FeedError, match=f"with a seed, in .*{name}") as caught:
+        list(feed_minibatches(feed, mode, None, windows()))
+    assert "leave `seed` out" in caught.value.hint
+
+
+def test_numbers_of_a_generator_are_those_of_one_data_set() -> None:
+    def draw(generator: Any) -> Any:
+        return tf.random.stateless_uniform([], generator.make_seeds(1)[:, 0])
+
+    generators = [tf.random.Generator.from_seed(1) for _ in range(2)]
+    single = tf.data.Dataset.from_tensor_slices(RECORDS).map(lambda record: draw(generators[0]))
+    assert labels_of(labelled_by(lambda: draw(generators[1]))) == list(single.as_numpy_iterator())
 
 
 def test_prediction_has_features_alone_and_rows_of_a_table_are_cells() -> None:
