@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from edl.api.errors import BadInputError
 from edl.keras.evaluation_metrics import EvaluationMetrics
-from edl.keras.model_contract import ModelModule
+from edl.keras.model_contract import ModelModule, call_model
 from edl.keras.model_loss import ModelLoss
 from edl.keras.out_of_range_ids import MODEL_LOCATION, assert_dense_ids_in_range, explain_dense_id_errors
 from edl.keras.user_code import user_code
@@ -106,7 +106,7 @@ class CopyEvaluator:
 
     def _call_model(self, features: Any) -> Any:
         with assert_dense_ids_in_range():
-            return self._model(features, training=False)
+            return call_model(self._model, features, training=False)
 
     def _copied_variables(self, values: CopiedValues) -> Any:
         return keras.StatelessScope(

@@ -144,6 +144,18 @@ def has_own_train_step(model: Any) -> bool:
     return "train_step" in vars(model) or type(model).train_step is not keras.Model.train_step
 
 
+def call_model(model: Any, features: Any, *, training: bool) -> Any:
+    """Call a model as the steps of ``fit``, ``evaluate`` and ``predict`` do.
+
+    If its ``call()`` has no argument ``training``, they pass none, and its layers get none: Dropout does nothing, and
+    BatchNormalization uses its moving values. A ``train_step`` of the user's may pass one to the model nevertheless, so
+    what such a model changes in training is found with it.
+    """
+    if model._call_has_training_arg or (training and has_own_train_step(model)):
+        return model(features, training=training)
+    return model(features)
+
+
 def refuse_custom_training(
     model: Any, made_by: str, where: str, *, may_be_compiled: bool = False, may_have_train_step: bool = False
 ) -> None:

@@ -34,7 +34,7 @@ from edl.keras.model_building import (
     load_weights,
     seed_worker_randomness,
 )
-from edl.keras.model_contract import ModelModule, refuse_stateful_layers
+from edl.keras.model_contract import ModelModule, call_model, refuse_stateful_layers
 from edl.keras.model_loss import ModelLoss, warn_if_loss_unscaled
 from edl.keras.optimizer_translation import (
     TranslatedOptimizer,
@@ -376,7 +376,7 @@ class KerasNetwork:
 
     def _compute_loss(self, values: Any, rows: Any, features: Any, labels: Any, weights: Any) -> tuple[Any, Any]:
         with self._value_scope(values, rows) as scope:
-            predictions = self.model(features, training=True)
+            predictions = call_model(self.model, features, training=True)
             model_losses = self.model.losses
         return self._model_loss(labels, predictions, weights, model_losses, training=True), scope
 
@@ -430,19 +430,19 @@ class KerasNetwork:
 
     def _evaluate_graph(self, flat_values: Any, rows: Any, features: Any, labels: Any, weights: Any = None) -> None:
         with self._value_scope(self._split_flat_values(flat_values), rows):
-            predictions = self.model(features, training=False)
+            predictions = call_model(self.model, features, training=False)
             model_losses = self.model.losses
         loss = self._model_loss(labels, predictions, weights, model_losses, training=False)
         self._metrics.update(loss, labels, predictions, weights)
 
     def _predict_graph(self, flat_values: Any, rows: Any, features: Any) -> Any:
         with self._value_scope(self._split_flat_values(flat_values), rows):
-            return self.model(features, training=False)
+            return call_model(self.model, features, training=False)
 
     def _ids_graph(self, features: Any) -> list[Any]:
         recording = LookupRecording(self._ps_embeddings)
         with using_row_provider(recording), keras.StatelessScope(collect_losses=True):
-            self.model(features, training=False)
+            call_model(self.model, features, training=False)
         return [recording.ids_by_layer[layer] for layer in self._ps_embeddings]
 
     def _split_flat_values(self, flat_values: Any) -> list[Any]:

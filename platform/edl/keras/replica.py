@@ -34,7 +34,7 @@ from edl.keras.custom_train_step import CustomTrainStep
 from edl.keras.evaluation_metrics import count_records
 from edl.keras.keras2_models import assigned_handles
 from edl.keras.model_building import FLOAT_TYPES, derive_feature_spec, is_seed_state
-from edl.keras.model_contract import ModelModule, has_own_train_step
+from edl.keras.model_contract import ModelModule, call_model, has_own_train_step
 from edl.keras.model_loss import LossReduction
 from edl.keras.out_of_range_ids import MODEL_LOCATION, assert_dense_ids_in_range, explain_dense_id_errors
 from edl.keras.replica_state import ReplicaState, ReplicaStep
@@ -293,7 +293,7 @@ class ModelReplica(ReplicaState):
 
     def _forward_graph(self, features: Any) -> Any:
         with assert_dense_ids_in_range():
-            predictions = self.model(features, training=True)
+            predictions = call_model(self.model, features, training=True)
         self._refuse_new_variables()
         return predictions
 

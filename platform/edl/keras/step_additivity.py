@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from edl.api.errors import BadInputError
 from edl.keras.custom_train_step import combination_error
 from edl.keras.evaluation_metrics import count_records
-from edl.keras.model_contract import has_own_train_step
+from edl.keras.model_contract import call_model, has_own_train_step
 from edl.keras.model_loss import can_slice
 from edl.keras.out_of_range_ids import MODEL_LOCATION, assert_dense_ids_in_range, explain_dense_id_errors
 from edl.keras.several_updates import AnyReplica, SeveralUpdatesReplica
@@ -114,7 +114,7 @@ def check_added_losses(replica: AnyReplica, features: Any) -> None:
 
 
 def _read_added_losses(model: Any, features: Any) -> list[float]:
-    model(features, training=True)
+    call_model(model, features, training=True)
     return [float(tf.convert_to_tensor(loss)) for loss in model.losses]
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from edl.keras.evaluated_copy import CopyEvaluator
 from edl.keras.evaluation_metrics import EvaluationMetrics, output_names
 from edl.keras.model_building import ModelVariables, build_model, undoing_changes
-from edl.keras.model_contract import ModelModule
+from edl.keras.model_contract import ModelModule, call_model
 from edl.keras.model_loss import ModelLoss, updating_optimizers, warn_if_loss_unscaled
 from edl.keras.out_of_range_ids import assert_dense_ids_in_range, explain_dense_id_errors
 from edl.keras.user_code import user_code
@@ -86,7 +86,7 @@ class TrainableModel:
 
     def _predict_graph(self, features: Any) -> Any:
         with assert_dense_ids_in_range():
-            return self.model(features, training=False)
+            return call_model(self.model, features, training=False)
 
     def metric_states(self) -> dict[str, Any]:
         """By metric, as JSON: whether its states can be added, and the states."""

@@ -276,3 +276,86 @@ def test_a_function_of_all_outputs_that_ignores_a_mask_is_warned_of(
         for _ in range(2):
             model.take_step(np.ones((2, 4), np.int32), (zeros, zeros))
     assert sum("have a mask" in message for message in caplog.messages) == 1
+
+
+# --------------------------------------------------------------------------------------------------
+# Models that are called, or whose arguments refer to themselves, in ways that only ``fit`` knows.
+
+X = np.random.default_rng(8).normal(size=(12, 3)).astype(np.float32)
+Y = X[:, :1] - 2 * X[:, 1:2]
+
+
+def make_plainly(source: str, weights: list[Any]) -> Any:
+    """The compiled model without EDL, with these weights."""
+    scope: dict[str, Any] = {}
+    exec(source, scope)
+    plain = scope["custom_model"]()
+    plain(X[:1])
+    plain.set_weights(weights)
+    plain.run_eagerly = True  # to trace its few steps would take longer than to make them
+    return plain
+
+
+def train_both(folder: Path, source: str, rank_seed: int | None) -> tuple[ModelReplica, Any]:
+    """The model after three steps, with EDL and in Keras."""
+    mine = ModelReplica(load(folder, source), seed=1, rank_seed=rank_seed, sample=X)
+    plain = make_plainly(source, mine.model.get_weights())
+    for _ in range(3):
+        mine.take_step(X, Y)
+        plain.train_on_batch(X, Y)
+    return mine, plain
+
+
+def assert_same_weights(found: Any, expected: Any) -> None:
+    for one, other in zip(found.weights, expected.weights, strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5, atol=1e-6, err_msg=other.path)
+
+
+WITHOUT_TRAINING = """
+import keras
+
+class Own(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.norm = keras.layers.BatchNormalization()
+        self.drop = keras.layers.Dropout(0.5)
+        self.head = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.head(self.drop(self.norm(x)))
+
+def custom_model():
+    model = Own()
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    return model
+
+def feed(dataset, mode, metadata):
+    return dataset
+"""
+
+
+@pytest.mark.parametrize("rank_seed", [None, 0])
+def test_a_call_without_an_argument_training_is_that_of_fit(rank_seed: int | None, tmp_path: Path) -> None:
+    """Keras passes no ``training`` then: Dropout does nothing, and BatchNormalization uses its moving values."""
+    mine, plain = train_both(tmp_path, WITHOUT_TRAINING, rank_seed)
+    assert_same_weights(mine.model, plain)
+
+
+def test_with_parameter_servers_a_call_without_an_argument_training_is_that_of_fit(tmp_path: Path) -> None:
+    network = KerasNetwork.build(
+        load(tmp_path, WITHOUT_TRAINING),
+        seed=1,
+        embedding_threshold=0,
+        ps_of_variable=lambda name: 0,
+        ps_count=1,
+        sample=X,
+    )
+    plain = make_plainly(WITHOUT_TRAINING, network.model.get_weights())
+    step = network.train(network.initial_values(), {}, X, Y)
+    plain.train_on_batch(X, Y)
+    found = {
+        spec.name: network.initial_values()[at] + step.flat_gradients[at] * (1 if spec.statistic else -0.1)
+        for spec, at in zip(network.variables, network.offsets, strict=True)
+    }
+    for weight, other in zip(network.model.weights, plain.weights, strict=True):
+        np.testing.assert_allclose(found[weight.path], np.ravel(other), rtol=1e-5, atol=1e-6, err_msg=other.path)
