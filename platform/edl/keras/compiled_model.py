@@ -1,8 +1,9 @@
 """A model that the user's function has compiled: its loss, optimizer and metrics.
 
 Then the module needs no ``loss``, ``optimizer`` and ``eval_metrics_fn``: the arguments of ``compile()`` take their
-place. They are read from one model that is built for this purpose, because the contract wants them before a model.
-EDL's steps call the model and none of Keras' training methods, so every model is made as if it were not compiled.
+place. They are checked with one model that is built for this purpose, because the contract wants them before a model.
+Every other model keeps its own ones, which may refer to its layers. EDL's steps call the model and none of Keras'
+training methods, so every model is made as if it were not compiled.
 """
 
 from __future__ import annotations
@@ -78,6 +79,11 @@ def read_compile_arguments(model: Any, made_by: str, where: str, *, needs_loss: 
                 value,
                 made_by,
             )
+    return _arguments_of(model)
+
+
+def _arguments_of(model: Any) -> CompileArguments:
+    config: Mapping[str, Any] = model._compile_config.config
     return CompileArguments(
         model.optimizer,
         config["loss"] or _refuse_evaluation,
@@ -108,13 +114,23 @@ def _as_list(metrics: Any) -> list[Any]:
 
 _COMPILE_ATTRIBUTES = ("_compile_config", "_compile_loss", "_compile_metrics", "_loss_tracker")
 _KEPT = "_edl_compile_attributes"
+_ARGUMENTS = "_edl_compile_arguments"
 
 
 def remove_compile(model: Any) -> None:
-    """Make a model as if it were not compiled; its layers and weights stay."""
+    """Make a model as if it were not compiled; its layers and weights stay, and it keeps its arguments."""
+    if not model.compiled:
+        return
+    vars(model)[_ARGUMENTS] = _arguments_of(model)
     # Not with setattr: Keras would track the metrics as those of a layer.
     vars(model)[_KEPT] = {name: getattr(model, name) for name in _COMPILE_ATTRIBUTES}
     vars(model).update(dict.fromkeys(_COMPILE_ATTRIBUTES), compiled=False, optimizer=None)
+
+
+def kept_arguments(model: Any) -> CompileArguments | None:
+    """The arguments of ``compile()`` of a model of which :func:`remove_compile` made an uncompiled one."""
+    arguments: CompileArguments | None = vars(model).get(_ARGUMENTS)
+    return arguments
 
 
 def restore_compile(model: Any) -> None:

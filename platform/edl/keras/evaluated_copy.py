@@ -79,9 +79,9 @@ class CopyEvaluator:
         with self._copied_variables(values):
             predictions = self._call_model(features)
             loss = self._objective(labels, predictions, weights, self._model.losses, training=False)
-        self._refuse_live_variables()
         # Outside: the scope keeps all variables as they are, also those of metrics.
         self._metrics.update(loss, labels, predictions, weights)
+        self._refuse_live_variables()
 
     def _predict_graph(self, values: CopiedValues, features: Any) -> Any:
         with self._copied_variables(values):
@@ -90,7 +90,7 @@ class CopyEvaluator:
         return predictions
 
     def _refuse_live_variables(self) -> None:
-        """Refuse a model that reads its variables itself, while they are trained, instead of the copied values.
+        """Refuse a model or metric that reads the variables themselves, while they are trained, not the copied values.
 
         A function that TensorFlow has traced in training keeps the variables that it read then.
         """

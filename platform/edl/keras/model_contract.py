@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -30,7 +30,7 @@ from edl.jobfile.zoo_lookup import (
     check_misnamed,
     find_model_function,
 )
-from edl.keras.compiled_model import CompileArguments, read_compile_arguments, remove_compile
+from edl.keras.compiled_model import CompileArguments, kept_arguments, read_compile_arguments, remove_compile
 from edl.keras.user_code import source_file, user_code
 from edl.keras.zoo_code import digest_zoo_code
 from edl.keras.zoo_import import import_zoo_module
@@ -497,17 +497,41 @@ def _compiled_module(
         zoo=zoo,
         make_model=make_uncompiled,
         code=digest_zoo_code(zoo),
-        loss=_wrap_user_function(zoo, "loss", compiled.loss),
-        optimizer=_optimizer_factory(compiled.optimizer, zoo_module.path),
-        eval_metrics_fn=compiled.make_metrics,
         custom_data_reader=getattr(module, "custom_data_reader", None),
         prediction_outputs_processor=getattr(module, "PredictionOutputsProcessor", None),
-        loss_weights=compiled.loss_weights,
         class_weight=_value_or_function(zoo, module, "class_weight"),
-        weighted_metrics_fn=compiled.weighted_metrics_function,
         loss_of_each_output=True,
         **functions,
+        **_compiled_functions(zoo, compiled),
     )
+
+
+def _compiled_functions(zoo: Path, compiled: CompileArguments, variables: Iterable[Any] = ()) -> dict[str, Any]:
+    """What the arguments of ``compile()`` are in a module.
+
+    Args:
+        zoo: the zoo's folder.
+        compiled: the arguments.
+        variables: those of their model, for which the optimizer may be built.
+    """
+    return {
+        "loss": _wrap_user_function(zoo, "loss", compiled.loss),
+        "optimizer": _optimizer_factory(compiled.optimizer, zoo, variables),
+        "eval_metrics_fn": compiled.make_metrics,
+        "loss_weights": compiled.loss_weights,
+        "weighted_metrics_fn": compiled.weighted_metrics_function,
+    }
+
+
+def with_arguments_of(model: Any, module: ModelModule) -> ModelModule:
+    """The module with the arguments of this model's ``compile()``, which may refer to its layers and variables.
+
+    Args:
+        model: a model that the module made.
+        module: the module, which is returned if its models are not compiled.
+    """
+    compiled = kept_arguments(model)
+    return module if compiled is None else replace(module, **_compiled_functions(module.zoo, compiled, model.variables))
 
 
 def _imports_of(is_keras2: bool) -> AbstractContextManager[None]:
@@ -560,8 +584,11 @@ def _is_keras_loss(loss: Any) -> bool:
     return isinstance(loss, str | list | tuple | Mapping | keras.losses.Loss)
 
 
-def _optimizer_factory(optimizer: Any, path: Path) -> Any:
-    """A function that makes the optimizer, from an optimizer, its name, or a function that returns either."""
+def _optimizer_factory(optimizer: Any, path: Path, variables: Iterable[Any] = ()) -> Any:
+    """A function that makes the optimizer, from an optimizer, its name, or a function that returns either.
+
+    An optimizer that is built is used itself if it is built for these variables.
+    """
     import keras
 
     if isinstance(optimizer, keras.optimizers.Optimizer | str):
@@ -570,11 +597,11 @@ def _optimizer_factory(optimizer: Any, path: Path) -> Any:
         # Use the object itself: a schedule of the user's own class could not be rebuilt from its
         # config.
         unused = [optimizer]
+        known = {id(variable) for variable in variables}
 
         def make() -> Any:
-            return (
-                unused.pop() if unused and not optimizer.built else type(optimizer).from_config(optimizer.get_config())
-            )
+            built_for = {id(each) for each in optimizer._trainable_variables} if optimizer.built else set()
+            return unused.pop() if unused and built_for <= known else _renew_optimizer(optimizer, path)
 
         return make
     if not callable(optimizer):
@@ -592,6 +619,41 @@ def _optimizer_factory(optimizer: Any, path: Path) -> Any:
         return _optimizer_by_name(returned, path) if isinstance(returned, str) else returned
 
     return call
+
+
+def _renew_optimizer(optimizer: Any, path: Path) -> Any:
+    """A new optimizer with the same arguments, and those of ``exclude_from_weight_decay()``, which no config has.
+
+    Raises:
+        BadInputError: it cannot be made again.
+    """
+    remedy = "make it in a function optimizer(), or in the model function for compile()"
+    try:
+        renewed = type(optimizer).from_config(optimizer.get_config())
+    except Exception as error:
+        raise BadInputError(
+            f"the optimizer {type(optimizer).__name__} cannot be made again from its get_config(): {error}",
+            where=str(path),
+            hint=remedy,
+        ) from error
+    for old, new in zip(_optimizers_in(optimizer), _optimizers_in(renewed), strict=False):
+        if getattr(old, "_exclude_from_weight_decay", None):
+            raise BadInputError(
+                f"the optimizer {type(old).__name__} cannot be made again: its exclude_from_weight_decay(var_list=...) "
+                "has variables of one model",
+                where=str(path),
+                hint=f"{remedy}; or give the variables by name: exclude_from_weight_decay(var_names=[...])",
+            )
+        new._exclude_from_weight_decay_pattern = getattr(old, "_exclude_from_weight_decay_pattern", None)
+    return renewed
+
+
+def _optimizers_in(optimizer: Any) -> Iterator[Any]:
+    """The optimizer, and those that it wraps or chooses from."""
+    yield optimizer
+    inner = getattr(optimizer, "inner_optimizer", None)
+    for each in getattr(optimizer, "optimizers", ()) if inner is None else (inner,):
+        yield from _optimizers_in(each)
 
 
 _FOR_KERAS2 = "if the module is written for Keras 2, set model.keras: 2 in the job file"

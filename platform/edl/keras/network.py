@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
@@ -34,7 +34,7 @@ from edl.keras.model_building import (
     load_weights,
     seed_worker_randomness,
 )
-from edl.keras.model_contract import ModelModule, call_model, refuse_stateful_layers
+from edl.keras.model_contract import ModelModule, call_model, refuse_stateful_layers, with_arguments_of
 from edl.keras.model_loss import ModelLoss, warn_if_loss_unscaled
 from edl.keras.optimizer_translation import (
     TranslatedOptimizer,
@@ -150,6 +150,7 @@ class KerasNetwork:
             UserCodeError: the user's code raised an exception.
         """
         model = build_model(module, seed=seed, sample=sample, ps_embedding_bytes=embedding_threshold)
+        module = with_arguments_of(model, module)
         warn_of_dense_embeddings(model, embedding_threshold)
         refuse_stateful_layers(model)
         ps_embeddings = find_ps_embeddings(model, embedding_threshold)
@@ -378,7 +379,26 @@ class KerasNetwork:
         with self._value_scope(values, rows) as scope:
             predictions = call_model(self.model, features, training=True)
             model_losses = self.model.losses
-        return self._model_loss(labels, predictions, weights, model_losses, training=True), scope
+        with self._refusing_reads("the loss"):
+            loss = self._model_loss(labels, predictions, weights, model_losses, training=True)
+        return loss, scope
+
+    @contextmanager
+    def _refusing_reads(self, reader: str) -> Iterator[None]:
+        """Refuse code that reads a variable of the model: only the model's call has the values of the job."""
+        graph = tf.compat.v1.get_default_graph()
+        before = {id(outer) for outer, _ in graph.captures}
+        yield
+        read = {id(outer) for outer, _ in graph.captures} - before
+        for spec, weight in zip(self.variables, self._variables.weights, strict=True):
+            if id(weight.value.handle) in read:
+                raise BadInputError(
+                    f"{reader} reads {_quote_variable(spec.name)} of the model, which keeps its initial value in a "
+                    "worker: the parameter servers have the trained one",
+                    where=MODEL_LOCATION,
+                    hint="use a regularizer, or add_loss() in call(); or train with strategy: {name: AllReduce} or "
+                    "{name: Local}",
+                )
 
     def _refuse_untrainable_uses(self, graph: Any, scope: Any, values: Any, row_values: Any) -> None:
         weights = dict(
@@ -432,8 +452,9 @@ class KerasNetwork:
         with self._value_scope(self._split_flat_values(flat_values), rows):
             predictions = call_model(self.model, features, training=False)
             model_losses = self.model.losses
-        loss = self._model_loss(labels, predictions, weights, model_losses, training=False)
-        self._metrics.update(loss, labels, predictions, weights)
+        with self._refusing_reads("the loss or a metric"):
+            loss = self._model_loss(labels, predictions, weights, model_losses, training=False)
+            self._metrics.update(loss, labels, predictions, weights)
 
     def _predict_graph(self, flat_values: Any, rows: Any, features: Any) -> Any:
         with self._value_scope(self._split_flat_values(flat_values), rows):

@@ -11,7 +11,7 @@ import tensorflow as tf
 from edl.keras.evaluated_copy import CopyEvaluator
 from edl.keras.evaluation_metrics import EvaluationMetrics, output_names
 from edl.keras.model_building import ModelVariables, build_model, undoing_changes
-from edl.keras.model_contract import ModelModule, call_model
+from edl.keras.model_contract import ModelModule, call_model, with_arguments_of
 from edl.keras.model_loss import ModelLoss, updating_optimizers, warn_if_loss_unscaled
 from edl.keras.out_of_range_ids import assert_dense_ids_in_range, explain_dense_id_errors
 from edl.keras.user_code import user_code
@@ -27,8 +27,8 @@ class TrainableModel:
     """
 
     def __init__(self, module: ModelModule, *, seed: int, sample: Any) -> None:
-        self.module = module
         self.model = build_model(module, seed=seed, sample=sample)
+        self.module = module = with_arguments_of(self.model, module)
         self.optimizer = module.optimizer()
         self._build_optimizer()
         self.variables = ModelVariables.from_model(
@@ -44,7 +44,8 @@ class TrainableModel:
 
     def _build_optimizer(self) -> None:
         # Its slot variables must exist when the state of another process is compared with this one's.
-        self.optimizer.build(self.model.trainable_variables)
+        if not self.optimizer.built:
+            self.optimizer.build(self.model.trainable_variables)
 
     def finalize(self) -> bool:
         """Finalize the weights as ``keras.Model.fit`` does at its end; returns whether they changed.

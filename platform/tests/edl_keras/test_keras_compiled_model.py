@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from textwrap import dedent, indent
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ import keras  # noqa: E402
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.api.job_spec import ModelSpec  # noqa: E402
 from edl.core.evaluation import merge_metric_states  # noqa: E402
+from edl.keras.evaluated_copy import copy_values  # noqa: E402
 from edl.keras.model_contract import ModelModule, load_model_module  # noqa: E402
 from edl.keras.network import KerasNetwork  # noqa: E402
 from edl.keras.replica import ModelReplica  # noqa: E402
@@ -359,3 +361,126 @@ def test_with_parameter_servers_a_call_without_an_argument_training_is_that_of_f
     }
     for weight, other in zip(network.model.weights, plain.weights, strict=True):
         np.testing.assert_allclose(found[weight.path], np.ravel(other), rtol=1e-5, atol=1e-6, err_msg=other.path)
+
+
+def make_source(body: str, outside: str = "") -> str:
+    """A module whose model has two layers, and is compiled by this code."""
+    return f"""
+import keras, tensorflow as tf
+{outside}
+def custom_model():
+    model = keras.Sequential(
+        [
+            keras.Input((3,)),
+            keras.layers.Dense(4, activation="tanh", bias_initializer="ones"),
+            keras.layers.Dense(1, bias_initializer="ones"),
+        ]
+    )
+{indent(dedent(body), "    ")}
+    return model
+
+def feed(dataset, mode, metadata):
+    return dataset
+"""
+
+
+PENALTY = """
+def loss(labels, predictions):
+    return tf.reduce_mean(tf.square(labels - predictions), -1) + 0.1 * tf.reduce_sum(tf.abs(model.layers[0].kernel))
+
+model.compile(keras.optimizers.SGD(0.05), loss)
+"""
+REFERRING = {
+    "a penalty in the loss": PENALTY,
+    "variables without weight decay": """
+optimizer = keras.optimizers.AdamW(0.01, weight_decay=5.0)
+optimizer.exclude_from_weight_decay(var_list=[model.layers[0].kernel])
+model.compile(optimizer, "mse")
+""",
+    "an optimizer by layers": """
+adam, sgd, head = keras.optimizers.Adam(0.1), keras.optimizers.SGD(0.1), model.layers[-1]
+choose = lambda variable: adam if any(variable is weight for weight in head.weights) else sgd
+model.compile(keras.optimizers.MultiOptimizer(choose), "mse")
+""",
+    "an optimizer that is built": """
+optimizer = keras.optimizers.AdamW(0.01, weight_decay=5.0)
+optimizer.exclude_from_weight_decay(var_names=["bias"])
+optimizer.build(model.trainable_variables)
+model.compile(optimizer, "mse")
+""",
+}
+
+
+@pytest.mark.parametrize("rank_seed", [None, 0])
+@pytest.mark.parametrize("case", REFERRING)
+def test_arguments_that_refer_to_the_model_refer_to_the_one_that_is_trained(
+    rank_seed: int | None, case: str, tmp_path: Path
+) -> None:
+    mine, plain = train_both(tmp_path, make_source(REFERRING[case]), rank_seed)
+    assert_same_weights(mine.model, plain)
+
+
+METRIC = """
+def size(labels, predictions):
+    return tf.reduce_sum(tf.abs(model.layers[0].kernel))
+
+model.compile(keras.optimizers.SGD(0.05), "mse", metrics=[size])
+"""
+
+
+def test_a_metric_that_refers_to_the_model_refers_to_the_one_that_is_trained(tmp_path: Path) -> None:
+    mine, plain = train_both(tmp_path, make_source(METRIC), None)
+    mine.evaluate(X, Y)
+    expected = plain.evaluate(X, Y, batch_size=len(X), verbose=0, return_dict=True)
+    assert metric_values(mine)["size"] == pytest.approx(expected["size"], rel=1e-5)
+    copy = mine.make_copy_evaluator()
+    with pytest.raises(BadInputError, match="reads the variable 'sequential/dense/kernel' itself"):
+        copy.evaluate(copy_values(mine.model), X, Y)
+
+
+@pytest.mark.parametrize("body", [PENALTY, METRIC], ids=["loss", "metric"])
+def test_with_parameter_servers_a_loss_or_metric_that_reads_a_variable_of_the_model_is_refused_by_name(
+    body: str, tmp_path: Path
+) -> None:
+    """In a worker, this variable keeps its initial value."""
+    module = load(tmp_path, make_source(body))
+    network = KerasNetwork.build(module, seed=1, embedding_threshold=0, ps_of_variable=lambda name: 0, ps_count=1)
+    run = network.train if body is PENALTY else network.evaluate
+    with pytest.raises(BadInputError, match="reads the variable 'sequential/dense/kernel' of the model") as refused:
+        run(network.initial_values(), {}, X, Y)
+    assert "regularizer" in (refused.value.hint or "")
+
+
+def test_every_model_of_a_module_with_one_optimizer_has_its_exclusions_from_weight_decay(tmp_path: Path) -> None:
+    outside = """
+optimizer = keras.optimizers.AdamW(0.01, weight_decay=5.0)
+optimizer.exclude_from_weight_decay(var_names=["bias"])
+loss, eval_metrics_fn = "mse", dict
+"""
+    source = make_source("", outside)
+    module = load(tmp_path, source)
+    first, second = (ModelReplica(module, seed=1, rank_seed=None, sample=None) for _ in range(2))
+    scope: dict[str, Any] = {}
+    exec(source, scope)
+    plain = scope["custom_model"]()
+    plain.set_weights(first.model.get_weights())
+    plain.compile(scope["optimizer"], "mse", run_eagerly=True)
+    for _ in range(3):
+        plain.train_on_batch(X, Y)
+        first.take_step(X, Y)
+        second.take_step(X, Y)
+    assert_same_weights(first.model, plain)
+    assert_same_weights(second.model, plain)
+
+
+def test_an_optimizer_that_cannot_be_made_again_is_refused_by_name(tmp_path: Path) -> None:
+    outside = """
+optimizer = keras.optimizers.AdamW(0.01, weight_decay=5.0)
+loss, eval_metrics_fn = "mse", dict
+"""
+    source = make_source("if not optimizer.built:\n    optimizer.exclude_from_weight_decay(model.weights)", outside)
+    module = load(tmp_path, source)
+    ModelReplica(module, seed=1, rank_seed=None, sample=None)
+    with pytest.raises(BadInputError, match="AdamW cannot be made again") as refused:
+        ModelReplica(module, seed=1, rank_seed=None, sample=None)
+    assert "var_names" in (refused.value.hint or "")
