@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from operator import itemgetter
@@ -277,8 +278,9 @@ class ModelLoss:
         parts = self._weights_by_output(weights, known_outputs)
         return self._weighted_loss_sum(
             {
-                name: weighted_mean(value, parts[name], f"loss() of '{name}'", self._feed_file)
-                for name, value in function_loss.items()
+                name: weighted_mean(function_loss[name], parts[name], f"loss() of '{name}'", self._feed_file)
+                for name in known_outputs
+                if name in function_loss
             }
         )
 
@@ -322,11 +324,11 @@ class ModelLoss:
             )
 
     def _losses_by_output(self, outputs: Mapping[str, Any]) -> dict[str, Any]:
-        """The loss of each output that has one."""
+        """The loss of each output that has one, in the order of the outputs."""
         losses = self._resolved_losses
         if isinstance(losses, Mapping):
             self._refuse_unknown_outputs(losses, outputs, "loss has")
-            loss_by_output = dict(losses)
+            loss_by_output = {name: losses.get(name) for name in outputs}
         elif isinstance(losses, list):
             if len(losses) != len(outputs):
                 raise self._input_error(
@@ -376,7 +378,9 @@ class ModelLoss:
     def _tensors_by_output(self, structure: Any, origin: str) -> dict[str, Any]:
         """The tensors of a flat structure by output name, or by index if there are no names."""
         if isinstance(structure, Mapping):
-            tensors = dict(structure)
+            # What is in lists has this order in Keras.
+            in_order = structure if isinstance(structure, OrderedDict) else sorted(structure)
+            tensors = {name: structure[name] for name in in_order}
         else:
             tensor_list = list(structure) if isinstance(structure, list | tuple) else [structure]
             names = (

@@ -484,3 +484,46 @@ loss, eval_metrics_fn = "mse", dict
     with pytest.raises(BadInputError, match="AdamW cannot be made again") as refused:
         ModelReplica(module, seed=1, rank_seed=None, sample=None)
     assert "var_names" in (refused.value.hint or "")
+
+
+# --------------------------------------------------------------------------------------------------
+# Arguments in lists, beside outputs or losses that have names.
+
+BY_OUTPUT = LISTED_OUTPUTS.replace(
+    '["mse", "sparse_categorical_crossentropy"], METRICS', "LOSS, loss_weights=[1.0, 0.2]"
+)
+DICT_OUTPUTS = BY_OUTPUT.replace("Model(x, outputs", "Model(x, dict(zip(['number', 'kind'], outputs))")
+NAMED_LOSSES = '{"kind": "sparse_categorical_crossentropy", "number": "mse"}'
+LISTED = {
+    "a list of outputs, losses by name": (BY_OUTPUT, NAMED_LOSSES),
+    "outputs and losses by name": (DICT_OUTPUTS, NAMED_LOSSES),
+    "outputs by name, a list of losses": (DICT_OUTPUTS, '["sparse_categorical_crossentropy", "mse"]'),
+}
+
+
+@pytest.mark.parametrize("case", LISTED)
+def test_a_list_of_loss_weights_has_the_order_of_keras(case: str, tmp_path: Path) -> None:
+    """That of the outputs; of outputs in a dictionary that of their sorted names."""
+    body, losses = LISTED[case]
+    body = body.replace("LOSS", losses)
+    source = f"import keras\n\ndef custom_model():{body}\ndef feed(dataset, mode, metadata):\n    return dataset\n"
+    mine = ModelReplica(load(tmp_path, source), seed=1, rank_seed=None, sample=None)
+    plain = make_plainly(source, mine.model.get_weights())
+    x, labels, _ = make_data()
+    given: Any = labels if "zip" in body else [labels["number"], labels["kind"]]
+    for _ in range(3):
+        mine.take_step(x, given)
+        plain.train_on_batch(x, given)
+    assert_same_weights(mine.model, plain)
+
+
+def test_labels_in_a_tuple_have_the_order_of_keras(tmp_path: Path) -> None:
+    body = DICT_OUTPUTS.replace("LOSS", NAMED_LOSSES)
+    source = f"import keras\n\ndef custom_model():{body}\ndef feed(dataset, mode, metadata):\n    return dataset\n"
+    mine = ModelReplica(load(tmp_path, source), seed=1, rank_seed=None, sample=None)
+    plain = make_plainly(source, mine.model.get_weights())
+    x, labels, _ = make_data()
+    for _ in range(3):
+        mine.take_step(x, (labels["kind"], labels["number"]))
+        plain.train_on_batch(x, (labels["kind"], labels["number"]))
+    assert_same_weights(mine.model, plain)
