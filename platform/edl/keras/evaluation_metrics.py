@@ -132,23 +132,32 @@ class _MetricEntry:
         return structure[self.place] if self.place is not None and isinstance(structure, list | tuple) else structure
 
 
-class _AveragedFunction(keras.metrics.Metric):  # type: ignore[misc]
+class _AveragedFunction(keras.metrics.MeanMetricWrapper):  # type: ignore[misc]
     """A function of labels and predictions, averaged over records.
 
     The function returns one value per record, or the mean over the records of a batch.
     """
 
     def __init__(self, function: Callable[[Any, Any], Any], name: str) -> None:
-        super().__init__(name=name)
+        super().__init__(self._compute_values, name=name)
         self._function = function
-        self._total = self.add_variable((), "zeros", name="total")
-        self._records = self.add_variable((), "zeros", name="records")
+        self.applies_mask = False
+        """Whether it leaves out what the predictions' mask leaves out, as a function of ``compile()``."""
+        self._ignored_mask_warned = False
 
-    def update_state(self, labels: Any, predictions: Any, sample_weight: Any = None) -> None:
-        records = tf.cast(count_records(predictions), tf.float32)
+    def _compute_values(self, labels: Any, predictions: Any) -> Any:
         function_values = self._function(labels, predictions)
         refuse_broadcast(f"the metric '{self.name}'", self._function, labels, predictions, function_values)
-        function_values = tf.cast(function_values, tf.float32)
+        return function_values
+
+    def update_state(self, labels: Any, predictions: Any, sample_weight: Any = None) -> None:
+        if getattr(predictions, "_keras_mask", None) is not None:
+            if self.applies_mask:
+                super().update_state(labels, predictions, sample_weight)
+                return
+            self._warn_of_ignored_mask()
+        records = tf.cast(count_records(predictions), tf.float32)
+        function_values = tf.cast(self._compute_values(labels, predictions), tf.float32)
         # Divide by the sum of weights, as Keras' weighted metrics do.
         if sample_weight is not None:
             values = (
@@ -157,14 +166,21 @@ class _AveragedFunction(keras.metrics.Metric):  # type: ignore[misc]
                 else function_values
             )
             weights = tf.reshape(expand_weights(sample_weight, values, f"the metric '{self.name}'"), [-1])
-            self._total.assign_add(tf.reduce_sum(values * weights))
-            self._records.assign_add(tf.reduce_sum(weights))
+            self.total.assign_add(tf.reduce_sum(values * weights))
+            self.count.assign_add(tf.reduce_sum(weights))
             return
-        self._total.assign_add(tf.reduce_mean(function_values) * records)
-        self._records.assign_add(records)
+        self.total.assign_add(tf.reduce_mean(function_values) * records)
+        self.count.assign_add(records)
 
-    def result(self) -> Any:
-        return tf.math.divide_no_nan(self._total.value, self._records.value)
+    def _warn_of_ignored_mask(self) -> None:
+        if not self._ignored_mask_warned:
+            self._ignored_mask_warned = True
+            _LOG.warning(
+                "the predictions that the metric '%s' gets have a mask, which a function of eval_metrics_fn() does not "
+                "apply by itself: exclude padding in it, or return a keras.metrics.Metric, such as "
+                "keras.metrics.MeanMetricWrapper(function)",
+                self.name,
+            )
 
 
 class _AccuracyByShape(keras.metrics.MeanMetricWrapper):  # type: ignore[misc]
@@ -232,6 +248,9 @@ class EvaluationMetrics:
             for entry in _collect_entries(module.weighted_metrics_fn, outputs) if module.weighted_metrics_fn else ():
                 name = f"weighted_{entry.name}" if entry.name in names else entry.name
                 entries.append(replace(entry, name=name, weighted=True))
+            for entry in entries:
+                if isinstance(entry.metric, _AveragedFunction):
+                    entry.metric.applies_mask = module.loss_of_each_output
             return tuple(entries)
 
         first_entries = make_entries()
@@ -286,8 +305,8 @@ class EvaluationMetrics:
         # The mean loss of a minibatch counts for each of its records, so that smaller minibatches
         # at the end of a range do not count for more.
         records = tf.cast(count_records(predictions), tf.float32)
-        self._loss_metric._total.assign_add(loss * records)
-        self._loss_metric._records.assign_add(records)
+        self._loss_metric.total.assign_add(loss * records)
+        self._loss_metric.count.assign_add(records)
         for entry in self._entries:
             self._update_entry(entry, labels, predictions, weights)
 

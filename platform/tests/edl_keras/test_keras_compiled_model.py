@@ -527,3 +527,35 @@ def test_labels_in_a_tuple_have_the_order_of_keras(tmp_path: Path) -> None:
         mine.take_step(x, (labels["kind"], labels["number"]))
         plain.train_on_batch(x, (labels["kind"], labels["number"]))
     assert_same_weights(mine.model, plain)
+
+
+# --------------------------------------------------------------------------------------------------
+# Masks.
+
+MASKED_METRIC = MASKED.replace("SGD(0.1), squared)", 'SGD(0.1), "mse", metrics=[[squared], ["mae"]])')
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_function_metric_leaves_masked_values_out_as_in_keras(tmp_path: Path, weighted: bool) -> None:
+    source = MASKED_METRIC.replace("metrics=[", "weighted_metrics=[") if weighted else MASKED_METRIC
+    mine = ModelReplica(load(tmp_path, source), seed=1, rank_seed=None, sample=None)
+    ids = np.tril(np.full((6, 4), 3, np.int32))
+    labels = np.random.default_rng(2).normal(size=(6, 4, 1)).astype(np.float32)
+    scope: dict[str, Any] = {}
+    exec(source, scope)
+    plain = scope["custom_model"]()
+    plain.set_weights(mine.model.get_weights())
+    plain.run_eagerly = True
+    weights = np.arange(1, 7, dtype=np.float32)[:, None] if weighted else None
+    mine.evaluate(ids, (labels, 2 * labels), None if weights is None else (weights, weights))
+    expected = plain.evaluate(
+        ids,
+        [labels, 2 * labels],
+        sample_weight=None if weights is None else [weights, weights],
+        batch_size=6,
+        verbose=0,
+        return_dict=True,
+    )
+    squared = next(value for name, value in expected.items() if name.endswith("squared"))
+    found = next(value for name, value in metric_values(mine).items() if name.endswith("squared"))
+    assert found == pytest.approx(squared, rel=1e-5)

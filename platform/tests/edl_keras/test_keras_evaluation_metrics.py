@@ -47,7 +47,12 @@ def metrics(metric: Any) -> EvaluationMetrics:
 
 
 def metrics_of(eval_metrics_fn: Any) -> EvaluationMetrics:
-    module = SimpleNamespace(zoo=Path(__file__).parent, eval_metrics_fn=eval_metrics_fn, weighted_metrics_fn=None)
+    module = SimpleNamespace(
+        zoo=Path(__file__).parent,
+        eval_metrics_fn=eval_metrics_fn,
+        weighted_metrics_fn=None,
+        loss_of_each_output=False,
+    )
     return EvaluationMetrics.from_module(module)  # type: ignore[arg-type]
 
 
