@@ -28,7 +28,7 @@ from edl.data.tf_example import parse_example
 from edl.keras.model_contract import FEED_MODES, UserFeedFunction
 from edl.keras.user_code import UserCodeError, user_code
 from edl.transport.process_identity import count_available_cores
-from edl.worker.feed_graph import find_seeded_operation
+from edl.worker.feed_graph import find_positional_step, find_seeded_operation
 from edl.worker.lease_client import LeasedTask
 from edl.worker.record_stream import CorruptRecordSkipper, RecordWindow, count_records
 
@@ -327,7 +327,7 @@ class FeedFunction:
         tf.compat.v1.get_default_graph().seed = None
         source = tf.data.Dataset.from_tensor_slices(records)
         dataset = self._feed(source, self.mode, self._metadata)
-        self._check_dataset(dataset)
+        self._check_dataset(source, dataset)
         # One batch of all elements. It is larger than the window, so that too many elements can be
         # counted.
         longest = _count_in_graph(records) * _MAX_FEED_GROWTH
@@ -345,7 +345,7 @@ class FeedFunction:
         _run_maps_on_one_thread()
         return minibatch
 
-    def _check_dataset(self, dataset: Any) -> None:
+    def _check_dataset(self, source: tf.data.Dataset, dataset: Any) -> None:
         expected = "features" if self.mode == "prediction" else "(features, labels)"
         hint = f"for {self.mode}, feed returns a tf.data.Dataset of single {expected}"
         if self.mode != "prediction":
@@ -359,6 +359,13 @@ class FeedFunction:
         seeded = find_seeded_operation(graph)
         if seeded is not None:
             raise FeedError(f"feed draws random numbers with a seed, in {seeded}", hint=_SEED_HINT)
+        positional = find_positional_step(source, dataset)
+        if positional is not None:
+            step, advice = positional
+            raise FeedError(
+                f"feed uses {step}, which would begin anew with each minibatch",
+                hint=f"{advice}. EDL gives feed the records of one minibatch at a time",
+            )
         operations = graph.get_operations()
         if any(operation.type == "RepeatDataset" and _repeats_forever(operation) for operation in operations):
             raise FeedError(

@@ -198,6 +198,80 @@ def test_numbers_of_a_generator_are_those_of_one_data_set() -> None:
     assert labels_of(labelled_by(lambda: draw(generators[1]))) == list(single.as_numpy_iterator())
 
 
+RANGE = tf.data.Dataset.range
+
+
+@pytest.mark.parametrize(
+    ("feed", "name"),
+    [
+        (lambda d, m, i: d.skip(1).map(pair), r"skip\(\)"),
+        (lambda d, m, i: d.map(pair).take(10_000), r"take\(\)"),
+        (lambda d, m, i: d.take(tf.random.uniform([], 5, 6, tf.int64)).map(pair), r"take\(\)"),
+        (lambda d, m, i: d.shard(2, 0).map(pair), r"shard\(\)"),
+        (lambda d, m, i: d.enumerate().map(lambda n, record: pair(record)), r"enumerate\(\)"),
+        (lambda d, m, i: d.map(pair).scan(0, lambda n, element: (n + 1, element)), r"scan\(\)"),
+        (lambda d, m, i: d.map(pair).take_while(lambda x, y: y < 2), r"take_while\(\)"),
+        (lambda d, m, i: tf.data.Dataset.zip((d, RANGE(20))), r"zip\(\)"),
+        (lambda d, m, i: tf.data.Dataset.zip((d, (tf.data.Dataset.counter(), tf.data.Dataset.counter()))), r"zip\(\)"),
+        (lambda d, m, i: tf.data.Dataset.zip((d, d.filter(lambda record: True))), r"zip\(\)"),
+        (lambda d, m, i: d.unique().map(pair), r"unique\(\)"),
+        (lambda d, m, i: d.window(2, 1).flat_map(lambda w: w.batch(2)).map(lambda w: (w[0], w[1])), r"window\(\)"),
+        (lambda d, m, i: d.map(pair).filter(lambda x, y: y > 2).concatenate(d.map(pair).take(1)), r"take\(\)"),
+        (lambda d, m, i: d.concatenate(tf.data.Dataset.from_tensors(b"")).map(lambda r: (r, r)), r"concatenate\(\)"),
+        (lambda d, m, i: tf.data.Dataset.sample_from_datasets([d, d]).map(pair), r"sample_from_datasets\(\)"),
+        (lambda d, m, i: d.map(pair).cache("/tmp/cached"), r"cache\(\) with a file"),
+        (lambda d, m, i: d.batch(3, drop_remainder=True).map(parse_in_bulk).unbatch(), "drop_remainder=True"),
+        (lambda d, m, i: d.padded_batch(3, drop_remainder=True).map(parse_in_bulk).unbatch(), "drop_remainder=True"),
+        (lambda d, m, i: with_first(d, d.take(1).get_single_element()), r"take\(\)"),
+        (lambda d, m, i: with_first(d, next(iter(d))), r"iter\(\)"),
+        (lambda d, m, i: with_first(d, d.reduce(b"", lambda old, new: new)), r"reduce\(\)"),
+    ],
+)
+def test_steps_that_depend_on_the_position_of_a_record_are_refused(feed: Any, name: str) -> None:
+    """They would begin anew with each minibatch."""
+    with pytest.raises(FeedError, match=name) as caught:
+        list(feed_minibatches(feed, "training", None, windows()))
+    assert "one minibatch at a time" in caught.value.hint
+
+
+def with_first(dataset: Any, first: Any) -> Any:
+    return dataset.map(lambda record: (record, first))
+
+
+def parts_of(record: Any) -> Any:
+    """A data set of a record: positions in it are the record's own."""
+    parts = tf.data.Dataset.from_tensors(record).repeat(3).enumerate().skip(1).take(1)
+    return tf.data.Dataset.zip((parts, RANGE(1))).map(lambda part, n: pair(part[1]))
+
+
+@pytest.mark.parametrize(
+    "feed",
+    [
+        lambda d, m, i: d.flat_map(parts_of),
+        lambda d, m, i: d.interleave(parts_of, cycle_length=2),
+        lambda d, m, i: d.map(pair).take(-1).skip(0).shard(1, 0),
+        lambda d, m, i: d.map(pair).cache().prefetch(2),
+        lambda d, m, i: tf.data.Dataset.zip((d.map(lambda r: pair(r)[0]).shuffle(1), d.map(lambda r: pair(r)[1]))),
+        lambda d, m, i: (lambda kept: tf.data.Dataset.zip((kept.map(lambda x, y: x), kept.map(lambda x, y: y))))(
+            d.map(pair).filter(lambda x, y: y >= 0)
+        ),
+        lambda d, m, i: d.filter(lambda r: pair(r)[1] % 2 == 0).concatenate(
+            d.filter(lambda r: pair(r)[1] % 2 == 1)
+        ).map(pair),
+        lambda d, m, i: d.batch(3, drop_remainder=False).map(parse_in_bulk).unbatch().map(lambda x, y: (x["x"], y)),
+        lambda d, m, i: d.map(
+            lambda r, other=RANGE(9).skip(2).take(1): (pair(r)[0], pair(r)[1] + 0 * other.get_single_element())
+        ),
+    ],
+)  # fmt: skip
+def test_steps_within_a_record_and_those_that_change_nothing_are_fine(feed: Any) -> None:
+    single = feed(tf.data.Dataset.from_tensor_slices(RECORDS), "training", None)
+    found = list(feed_minibatches(feed, "training", None, windows()))
+    assert sorted(y for each in found for y in each.labels.numpy()) == sorted(int(y) for x, y in single)
+    for each in found:
+        np.testing.assert_array_equal(each.features[:, 0], each.labels)
+
+
 def test_prediction_has_features_alone_and_rows_of_a_table_are_cells() -> None:
     module = load_model_module(ModelSpec(zoo=str(ZOO), definition="iris.iris_dnn.custom_model", params={}))
     rows = [["1", "2", "3", "4", "0"], ["5", "6", "7", "8", "2"]]
