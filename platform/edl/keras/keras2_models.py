@@ -28,6 +28,7 @@ from keras.src.backend.common.stateless_scope import in_stateless_scope
 from edl.api.errors import BadInputError
 from edl.jobfile.keras_version import LEGACY_VARIABLE, uses_keras2
 from edl.keras import row_binding
+from edl.keras.adapted_layers import read_adapted_variables
 from edl.keras.traced_function import spec_for_any_count
 from edl.keras.user_code import source_file
 from edl.keras.written_variables import find_written_variables
@@ -219,6 +220,7 @@ class _Instance:
         Args:
             features: of a minibatch; None for a model that declares its inputs.
         """
+        read_adapted_variables(self.model)
         with finding_keras3_layers() as found:
             self._trace(features)
         refuse_keras3_layers(found, "the model")

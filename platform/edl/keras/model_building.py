@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from edl.api.errors import BadInputError
 from edl.api.variables import VariableSpec
 from edl.core.partition import splitmix64
+from edl.keras.adapted_layers import read_adapted_variables
 from edl.keras.keras2_models import Keras2Model, reset_names_and_seed
 from edl.keras.model_contract import ModelModule, find_carried_states, refuse_metrics_in_layers
 from edl.keras.ps_embedding import converting_large_embeddings
@@ -63,6 +64,7 @@ def build_model(module: ModelModule, *, seed: int, sample: Any = None, ps_embedd
         raise BadInputError("the model is built by its first call, but there are no records to call it with")
     # Layers may create metrics in build(), after the check in make_model().
     refuse_metrics_in_layers(model)
+    read_adapted_variables(model)
     return model
 
 
