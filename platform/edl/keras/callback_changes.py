@@ -95,6 +95,37 @@ class StepSettings:
             )
 
 
+class LayerAttributes:
+    """Numbers, texts and switches in the layers of a model whose steps are traced, such as the rate of a Dropout.
+
+    In ``fit`` a callback may change them before the first step, which is when Keras traces it.
+
+    Args:
+        model: the model that callbacks see.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._values = [
+            (layer, _name_layer(layer, model), name, value)
+            for layer in model._flatten_layers()
+            for name, value in vars(layer).items()
+            if isinstance(value, bool | int | float | str) and name[0] != "_" and name != "stop_training"
+        ]
+
+    def refuse_changes(self, place: str) -> None:
+        """Raise if one of them is another one now. For the argument, see ``StepSettings``.
+
+        Raises:
+            BadInputError: names it.
+        """
+        for layer, owner, name, old in self._values:
+            if not _is_same(old, new := vars(layer).get(name)):
+                raise BadInputError(
+                    f"{place} sets '{name}' of {owner} from {old!r} to {new!r}: the steps of the job are made already",
+                    hint=_IN_MODEL_FUNCTION,
+                )
+
+
 _RATE = "_learning_rate"
 
 

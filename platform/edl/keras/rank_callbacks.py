@@ -95,6 +95,7 @@ class RankCallbacks:
                 worker_index=worker_index,
                 check_monitors=lambda monitors: None,
                 params=params,
+                steps_are_traced=True,
             )
 
     def start_round(self, rank: int) -> None:

@@ -32,7 +32,7 @@ from edl.api.strategy import Strategy
 from edl.core.evaluation import CallbackSpec
 from edl.data.reader import Reader
 from edl.keras import monitor_callbacks
-from edl.keras.callback_changes import StepSettings
+from edl.keras.callback_changes import LayerAttributes, StepSettings
 from edl.keras.model_contract import block_compiled_methods, block_weight_methods
 from edl.keras.monitor_callbacks import refuse_unsupported_callbacks
 from edl.keras.user_code import source_file, user_code
@@ -210,6 +210,7 @@ class KerasCallbacks:
         check_monitors: called with the monitor callbacks.
         params: the ``params`` of the callbacks.
         on_stop: called each time a callback has set ``model.stop_training``, unless this process trains ``model``.
+        steps_are_traced: whether the first step is traced before ``on_train_begin``, and not after it as in ``fit``.
 
     Attributes:
         master_callbacks: the callbacks that the master evaluates; empty if this process does.
@@ -232,6 +233,7 @@ class KerasCallbacks:
         check_monitors: MonitorCheck,
         params: CallbackParams = MappingProxyType({}),
         on_stop: Callable[[], None] = lambda: None,
+        steps_are_traced: bool = False,
     ) -> None:
         self._on_stop = on_stop
         model.optimizer = optimizer
@@ -252,6 +254,7 @@ class KerasCallbacks:
         else:
             block_weight_methods(model)
         self._settings = StepSettings(model)
+        self._traced_layers: LayerAttributes | None = None
         self._all_callbacks: list[Any] = []
         self._writers: dict[str, str] = {}
         """By method: the user's own ones that are called, as messages name them."""
@@ -275,6 +278,8 @@ class KerasCallbacks:
             self._callback_list = _CallbackList(other_callbacks, model=model)
         with self._calling_user_code("set_params"):
             set_callback_params(other_callbacks, params)
+        if steps_are_traced:
+            self._traced_layers = LayerAttributes(model)
         self._scheduled_rates = None if trains_locally else _EpochRates(other_callbacks, optimizer)
         self._monitors = deciding_callbacks if trains_locally else []
         self._loss_sum_since_evaluation, self._steps_since_evaluation = 0.0, 0
@@ -320,6 +325,7 @@ class KerasCallbacks:
 
     def end_step(self, step: int, loss: float) -> None:
         """Call the callbacks after a minibatch was applied or, with overlap, sent."""
+        self._traced_layers = None
         self._epoch_loss_sum += loss
         self._epoch_steps += 1
         self._loss_sum_since_evaluation += loss
@@ -529,6 +535,9 @@ class KerasCallbacks:
             self._writers[method] = " or ".join(f"{name}.{method}()" for name in own)
         if place := self._writers[method]:
             self._settings.refuse_changes(place)
+            # A worker that joins later calls on_epoch_begin of a later epoch, before which ``fit`` has traced its step.
+            if self._traced_layers is not None and not self._begun_epoch:
+                self._traced_layers.refuse_changes(place)
 
 
 class _CallbackList(keras.callbacks.CallbackList):  # type: ignore[misc]  # Keras has no types

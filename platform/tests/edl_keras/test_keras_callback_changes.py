@@ -124,6 +124,11 @@ EFFECTS: dict[str, tuple[str, int, Act]] = {
         0,
         lambda model: model.get_layer("head").kernel.assign(np.ones((4, 1), np.float32)),
     ),
+    "an attribute of a layer is set before the first step": (
+        "on_train_begin",
+        0,
+        lambda model: setattr(model.get_layer("norm"), "momentum", 0.5),
+    ),
     "slots are set": (
         "on_epoch_begin",
         2,

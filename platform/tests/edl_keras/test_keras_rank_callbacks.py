@@ -41,10 +41,14 @@ def linear() -> Any:
     return keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
 
 
-def make_replica(callbacks: Callable[[], Any], optimizer: Callable[[], Any] | None = None) -> ModelReplica:
+def make_replica(
+    callbacks: Callable[[], Any],
+    optimizer: Callable[[], Any] | None = None,
+    model: Callable[[], Any] = linear,
+) -> ModelReplica:
     module = ModelModule(
         zoo=Path(__file__).parent,
-        make_model=linear,
+        make_model=model,
         loss=squared_error,
         optimizer=optimizer or (lambda: keras.optimizers.SGD(0.25)),
         eval_metrics_fn=dict,
@@ -788,3 +792,55 @@ def test_several_optimizers_have_no_rate_that_a_callback_could_set() -> None:
     assert (seen, own.learning_rate) == ([0], None)
     with pytest.raises(BadInputError, match="MultiOptimizer"):
         declare(make_replica(lambda: [keras.callbacks.ReduceLROnPlateau()], two_optimizers))
+
+
+def set_slope(self: Any, *_: Any, **__: Any) -> None:
+    self.model.get_layer("slope").negative_slope = 0.5
+
+
+def make_sloped() -> Any:
+    layers = [keras.Input((1,)), keras.layers.Dense(1), keras.layers.LeakyReLU(negative_slope=0.25, name="slope")]
+    return keras.Sequential(layers)
+
+
+@pytest.mark.parametrize("method", ["on_train_begin", "on_epoch_begin", "on_train_batch_begin"])
+def test_an_attribute_of_a_layer_is_refused_before_the_first_step(method: str) -> None:
+    """``fit`` traces its step later, with the new value; here the step is traced already."""
+    callback = type("Sloping", (keras.callbacks.Callback,), {method: set_slope})()
+    replica = make_replica(lambda: [callback], model=make_sloped)
+    own = declare(replica).own
+    with pytest.raises(
+        BadInputError, match=rf"Sloping\.{method}\(\) sets 'negative_slope' of the layer 'slope' from 0.25"
+    ):
+        own.begin_step(0, 0)
+
+
+def test_later_an_attribute_has_no_effect_as_in_fit() -> None:
+    class Sloping(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            set_slope(self)
+
+    own = declare(make_replica(lambda: [Sloping()], model=make_sloped)).own
+    own.begin_step(0, 0)
+    own.end_step(0, 0, 1.0, None)
+
+
+def test_a_worker_that_joins_in_a_later_epoch_may_keep_it_in_the_model() -> None:
+    class Counting(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.model.get_layer("slope").negative_slope = 0.25 + epoch
+
+    declare(make_replica(lambda: [Counting()], model=make_sloped)).own.begin_step(25, 5)
+
+
+def test_set_model_may_set_an_attribute_of_a_layer() -> None:
+    """It is called before the step is traced."""
+
+    class Sloping(keras.callbacks.Callback):
+        def set_model(self, model: Any) -> None:
+            super().set_model(model)
+            set_slope(self)
+
+    replica = make_replica(lambda: [Sloping()], model=make_sloped)
+    declare(replica).own.begin_step(0, 0)
+    assert replica.model.get_layer("slope").negative_slope == 0.5
