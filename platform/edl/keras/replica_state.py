@@ -17,7 +17,7 @@ from edl.api.errors import BadInputError
 from edl.core.state_agreement import CODE_PREFIX
 from edl.keras.evaluated_copy import CopiedValues, copy_values
 from edl.keras.model_building import is_seed_state, seed_worker_randomness
-from edl.keras.model_contract import ModelModule, find_carried_states, refuse_stateful_layers
+from edl.keras.model_contract import ModelModule, find_carried_states, has_own_train_step, refuse_stateful_layers
 from edl.keras.model_loss import LossReduction, updating_optimizers
 from edl.keras.out_of_range_ids import MODEL_LOCATION
 from edl.keras.replica_update import ReplicaUpdate
@@ -92,9 +92,12 @@ class ReplicaState(TrainableModel):
     def _make_update(
         self, optimizer: Any, trained: Sequence[Any], statistics: Sequence[Any], max_dense_gradient: int
     ) -> ReplicaUpdate:
+        own = has_own_train_step(self.model)
         if self._is_only_rank:
-            return SingleRankUpdate(self.module, optimizer, trained, statistics)
-        return SummedUpdate(self.module, self.model, optimizer, trained, statistics, max_dense_gradient)
+            return SingleRankUpdate(self.module, optimizer, trained, statistics, of_own_step=own)
+        return SummedUpdate(
+            self.module, self.model, optimizer, trained, statistics, max_dense_gradient, of_own_step=own
+        )
 
     def _weigh_minibatch(
         self, reduction: LossReduction, records: Any, labels: Any, weights: Any, predictions: Any = None

@@ -24,6 +24,8 @@ class ReplicaUpdate(ABC):
         optimizer: a Keras optimizer that is built.
         trained: the variables that it changes.
         statistics: the variables that the forward pass changes.
+        of_own_step: a ``train_step`` of the user's computes the gradients, with what the optimizer's
+            ``apply_gradients`` made of them.
 
     Attributes:
         buffers: what is summed over all ranks: one-dimensional, one for each float type of variables.
@@ -31,13 +33,16 @@ class ReplicaUpdate(ABC):
         skips_infinite_gradients: whether the optimizer expects infinite gradients: it skips the update then.
     """
 
-    def __init__(self, optimizer: Any, trained: Sequence[Any], statistics: Sequence[Any]) -> None:
+    def __init__(
+        self, optimizer: Any, trained: Sequence[Any], statistics: Sequence[Any], *, of_own_step: bool = False
+    ) -> None:
         self.optimizer = optimizer
         self.trained = tuple(trained)
         self.statistics = tuple(statistics)
         self.buffers: tuple[NDArray[Any], ...] = ()
         self.gradient_counts: tuple[int, ...] = ()
         self.skips_infinite_gradients = uses_dynamic_loss_scaling(optimizer)
+        self._of_own_step = of_own_step
 
     # ------------------------------------------------------------------ traced functions
 
@@ -80,6 +85,14 @@ class ReplicaUpdate(ABC):
         records: Any,
     ) -> list[Any]:
         """What :meth:`write` needs beside the gradients: tensors."""
+
+    def _call_optimizer(self, gradients: Sequence[Any]) -> None:
+        """Change the variables as ``fit`` does. Keras warns about those without a gradient and does not change them."""
+        if self._of_own_step:
+            self.optimizer.apply(gradients, list(self.trained))
+        elif self.trained:
+            # An optimizer may override it.
+            self.optimizer.apply_gradients(zip(gradients, self.trained, strict=True))
 
     # ------------------------------------------------------------------ a step
 

@@ -30,10 +30,19 @@ class SingleRankUpdate(ReplicaUpdate):
         optimizer: a Keras optimizer that is built.
         trained: the variables that it changes.
         statistics: the variables that the forward pass changes, of any type.
+        of_own_step: as of :class:`ReplicaUpdate`.
     """
 
-    def __init__(self, module: ModelModule, optimizer: Any, trained: Sequence[Any], statistics: Sequence[Any]) -> None:
-        super().__init__(optimizer, trained, statistics)
+    def __init__(
+        self,
+        module: ModelModule,
+        optimizer: Any,
+        trained: Sequence[Any],
+        statistics: Sequence[Any],
+        *,
+        of_own_step: bool = False,
+    ) -> None:
+        super().__init__(optimizer, trained, statistics, of_own_step=of_own_step)
         self._module = module
         self._gradients: Sequence[Any] = ()
         self._has_gradient: tuple[bool, ...] = ()
@@ -91,5 +100,4 @@ class SingleRankUpdate(ReplicaUpdate):
         for variable, value in zip(self.statistics, new_statistics, strict=True):
             variable.value.assign(value)
         gradients = iter(present)
-        # Keras warns about variables without a gradient and does not change them.
-        self.optimizer.apply([next(gradients) if each else None for each in has_gradient], list(self.trained))
+        self._call_optimizer([next(gradients) if each else None for each in has_gradient])

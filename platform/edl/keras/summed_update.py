@@ -89,6 +89,7 @@ class SummedUpdate(ReplicaUpdate):
         trained: the variables that it changes.
         statistics: the variables whose changes are averaged over the ranks.
         max_dense_gradient: ``strategy.max_dense_gradient``, in bytes.
+        of_own_step: as of :class:`ReplicaUpdate`.
     """
 
     def __init__(
@@ -99,8 +100,10 @@ class SummedUpdate(ReplicaUpdate):
         trained: Sequence[Any],
         statistics: Sequence[Any],
         max_dense_gradient: int,
+        *,
+        of_own_step: bool = False,
     ) -> None:
-        super().__init__(optimizer, trained, statistics)
+        super().__init__(optimizer, trained, statistics, of_own_step=of_own_step)
         self._module = module
         self._optimizer_variable_count = len(optimizer.variables)
         self._max_dense_gradient = max_dense_gradient
@@ -287,9 +290,8 @@ class SummedUpdate(ReplicaUpdate):
         self._assign_statistics(changes)
         if summed:
             self._add_regularizer_gradients(gradients)
-        # Keras warns about variables without a gradient and does not change them.
         with _scaled_learning_rate(self.optimizer, rate_factor) if scales_rate else nullcontext():
-            self.optimizer.apply(gradients, list(self.trained))
+            self._call_optimizer(gradients)
         new = list(self.optimizer.variables)[self._optimizer_variable_count :]
         if new:
             raise BadInputError(

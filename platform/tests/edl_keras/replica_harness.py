@@ -134,9 +134,8 @@ class PlainKeras:
             scaled = self.optimizer.scale_loss(loss)
         variables = self.model.trainable_variables
         gradients = tape.gradient(scaled, [variable.value for variable in variables])
-        self.optimizer.apply(
-            [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients], variables
-        )
+        dense = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
+        self.optimizer.apply_gradients(zip(dense, variables, strict=True))
         return loss
 
 

@@ -352,6 +352,27 @@ def test_every_kind_of_optimizer_equals_one_process(optimizer: str) -> None:
     assert_close(replicas[0], one, 1e-5)
 
 
+class HalvingOptimizer(keras.optimizers.SGD):  # type: ignore[misc]
+    """Halves gradients in the method that ``fit`` calls."""
+
+    def apply_gradients(self, grads_and_vars: Any) -> Any:
+        return super().apply_gradients([(gradient / 2, variable) for gradient, variable in grads_and_vars])
+
+
+@pytest.mark.parametrize("rank_seed", [None, 0], ids=["Local", "AllReduce"])
+def test_an_optimizer_that_overrides_apply_gradients_trains_as_in_fit(rank_seed: int | None) -> None:
+    user = module(optimizer=lambda: HalvingOptimizer(0.05))
+    replica = ModelReplica(user, seed=3, rank_seed=rank_seed, sample=None)
+    plain = perceptron()
+    plain.set_weights(replica.model.get_weights())
+    plain.compile(HalvingOptimizer(0.05), "mse", run_eagerly=True)
+    for minibatch in minibatches(3):
+        replica.take_step(*minibatch)
+        plain.train_on_batch(*minibatch)
+    for mine, theirs in zip(replica.model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
 def test_dynamic_loss_scaling_skips_a_step_that_overflows_on_one_rank() -> None:
     scale = 2.0**20
     scaling = lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=scale)  # noqa: E731
