@@ -1,6 +1,6 @@
 """A model with a ``train_step`` of its own, under strategies AllReduce and Local.
 
-The user's method runs while a graph is traced, with an optimizer that keeps the gradients instead of applying them.
+The user's method runs while a graph is traced, and its optimizer keeps the gradients instead of applying them.
 They are summed over all ranks, and Keras' optimizer applies the sum afterwards. So whatever leads to one call of
 ``self.optimizer.apply`` or ``apply_gradients`` works; code behind that call sees the variables before the update.
 What has no place in this is refused by name: a second update in the step, or a variable that the step writes by itself.
@@ -8,9 +8,10 @@ What has no place in this is refused by name: a second update in the step, or a 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -80,6 +81,31 @@ def capture_losses(model: Any) -> Iterator[Sequence[ComputedLoss]]:
         del vars(model)["compute_loss"]
 
 
+@contextmanager
+def capture_updates(optimizers: Mapping[str, Any], keep: Callable[..., None]) -> Iterator[None]:
+    """Let ``apply`` of these optimizers hand over what it gets; they stay what they are otherwise.
+
+    ``apply_gradients`` calls it, and one that an optimizer overrides has changed the gradients before.
+
+    Args:
+        optimizers: by a name.
+        keep: called with the name, the optimizer and a list of gradients with variables.
+    """
+
+    def capture(name: str, optimizer: Any, grads: Sequence[Any], trainable_variables: Any = None) -> None:
+        if trainable_variables is None:
+            trainable_variables = getattr(optimizer, "_trainable_variables", ())
+        keep(name, optimizer, list(zip(grads, trainable_variables, strict=True)))
+
+    try:
+        for name, optimizer in optimizers.items():
+            vars(optimizer)["apply"] = partial(capture, name, optimizer)
+        yield
+    finally:
+        for optimizer in optimizers.values():
+            vars(optimizer).pop("apply", None)
+
+
 def train_step_error(model: Any, what: str, hint: str) -> BadInputError:
     """The error of a ``train_step`` that EDL cannot train."""
     return BadInputError(
@@ -137,17 +163,20 @@ class CustomTrainStep:
             # So a returned metric is that of this minibatch, and one that was not finite leaves no trace.
             metric.reset_state()
         graph = tf.compat.v1.get_default_graph()
-        captured = _CapturingOptimizer(self._optimizer, graph)
-        self._model.optimizer = captured
-        try:
-            with capture_losses(self._model) as losses:
-                logs = self._model.train_step((features, labels) if weights is None else (features, labels, weights))
-        finally:
-            self._model.optimizer = self._optimizer
-        if not captured.updates:
+        updates: list[Sequence[tuple[Any, Any]]] = []
+        before_update = 0
+
+        def keep(name: str, optimizer: Any, pairs: Sequence[tuple[Any, Any]]) -> None:
+            nonlocal before_update
+            updates.append(pairs)
+            before_update = len(graph.get_operations())
+
+        with capture_losses(self._model) as losses, capture_updates({"optimizer": self._optimizer}, keep):
+            logs = self._model.train_step((features, labels) if weights is None else (features, labels, weights))
+        if not updates:
             self._refuse_writes(graph, ())
-        gradients = self._sort_gradients(captured.updates)
-        self._refuse_writes(graph, set(graph.get_operations()[captured.operations :]))
+        gradients = self._sort_gradients(updates)
+        self._refuse_writes(graph, set(graph.get_operations()[before_update:]))
         # What fit reports: a step may add terms to the loss that compute_loss() returns.
         loss = logs.get("loss") if isinstance(logs, Mapping) else None
         if loss is None:
@@ -166,7 +195,7 @@ class CustomTrainStep:
             "return one value per record from the loss of compile(), or give it reduction='sum_over_batch_size'",
         )
 
-    def _sort_gradients(self, updates: list[list[tuple[Any, Any]]]) -> list[Any]:
+    def _sort_gradients(self, updates: Sequence[Sequence[tuple[Any, Any]]]) -> list[Any]:
         if len(updates) != 1:
             count = len(updates)
             raise train_step_error(
@@ -228,34 +257,3 @@ def describe_write(operation: Any, variable: str | None) -> str:
     if variable is not None:
         return f"writes the variable '{variable}' by itself"
     return f"uses the operation '{operation.name}' ({operation.type}), which may write a variable or a table"
-
-
-class _CapturingOptimizer:
-    """Keeps what is applied; everything else is the optimizer's.
-
-    Attributes:
-        updates: gradients with variables.
-        operations: how many operations the graph had at the last update.
-    """
-
-    def __init__(self, optimizer: Any, graph: Any) -> None:
-        self._optimizer = optimizer
-        self._graph = graph
-        self.updates: list[list[tuple[Any, Any]]] = []
-        self.operations = 0
-
-    def _keep(self, pairs: list[tuple[Any, Any]]) -> None:
-        self.updates.append(pairs)
-        self.operations = len(self._graph.get_operations())
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._optimizer, name)
-
-    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
-        """Keep the gradients; without variables they are those with which the optimizer was built."""
-        variables = self._optimizer._trainable_variables if trainable_variables is None else trainable_variables
-        self._keep(list(zip(grads, variables, strict=True)))
-
-    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Any:
-        self._keep(list(grads_and_vars))
-        return self._optimizer.iterations

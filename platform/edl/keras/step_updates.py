@@ -10,10 +10,8 @@ The optimizers are those that the model has as attributes, alone or in a list, t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import keras
@@ -25,6 +23,7 @@ from edl.keras.custom_train_step import (
     LOCAL_REMEDY,
     WRITE_REMEDY,
     capture_losses,
+    capture_updates,
     combination_error,
     describe_write,
     is_of_present_graph,
@@ -179,7 +178,7 @@ class UpdateTracer:
                 if tf.compat.v1.get_default_graph() is graph:
                     behind.append(len(graph.get_operations()))
 
-            with capture_losses(self._model) as losses, _capture_updates(self.optimizers, keep):
+            with capture_losses(self._model) as losses, capture_updates(self.optimizers, keep):
                 self._model.train_step(given)
             if losses and not is_of_present_graph(losses[-1].loss):
                 behind.clear()
@@ -303,7 +302,7 @@ class UpdateTracer:
         Args:
             is_one_graph: the trace has no segments, of which a later one may use the loss of an earlier one.
         """
-        with capture_losses(self._model) as losses, _capture_updates(self.optimizers, keep):
+        with capture_losses(self._model) as losses, capture_updates(self.optimizers, keep):
             logs = self._model.train_step(data)
         self.uses_loss = bool(losses)
         if is_one_graph and losses and not is_of_present_graph(losses[-1].loss):
@@ -391,24 +390,6 @@ def _find_optimizers(model: Any) -> dict[str, Any]:
             if isinstance(each, keras.optimizers.Optimizer) and all(each is not other for other in found.values()):
                 found[path] = each
     return found
-
-
-@contextmanager
-def _capture_updates(optimizers: Mapping[str, Any], keep: Callable[..., None]) -> Iterator[None]:
-    """Let ``apply`` of these optimizers hand over what it gets. ``apply_gradients`` calls it."""
-
-    def capture(name: str, optimizer: Any, grads: Sequence[Any], trainable_variables: Any = None) -> None:
-        if trainable_variables is None:
-            trainable_variables = getattr(optimizer, "_trainable_variables", ())
-        keep(name, optimizer, list(zip(grads, trainable_variables, strict=True)))
-
-    try:
-        for name, optimizer in optimizers.items():
-            vars(optimizer)["apply"] = partial(capture, name, optimizer)
-        yield
-    finally:
-        for optimizer in optimizers.values():
-            vars(optimizer).pop("apply", None)
 
 
 def returned_losses(logs: Any) -> list[Any]:

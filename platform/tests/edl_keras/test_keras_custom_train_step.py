@@ -316,6 +316,65 @@ def test_the_optimizer_may_scale_the_loss(tmp_path: Path) -> None:
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
+ASKS = """
+x, y, *_ = data
+with tf.GradientTape() as tape:
+    loss = self.compute_loss(x, y, self(x, training=True))
+    scaled = loss
+    if isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):
+        scaled = self.optimizer.scale_loss(loss)
+gradients = tape.gradient(scaled, self.trainable_variables)
+APPLY
+return {"loss": loss}
+"""
+HALVING = """
+class Halving(keras.optimizers.SGD):
+    def apply_gradients(self, grads_and_vars):
+        return super().apply_gradients([(gradient / 2, variable) for gradient, variable in grads_and_vars])
+
+def custom_model"""
+OPTIMIZERS = {
+    "loss scale": ("keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))", APPLY_GRADIENTS),
+    "overridden apply_gradients": ("Halving(0.1)", APPLY_GRADIENTS),
+    "overridden apply_gradients, which is not called": ("Halving(0.1)", APPLY),
+}
+
+
+@pytest.mark.parametrize("is_only", [True, False], ids=["Local", "AllReduce"])
+@pytest.mark.parametrize("case", OPTIMIZERS)
+def test_the_step_has_the_optimizer_of_compile(tmp_path: Path, case: str, is_only: bool) -> None:
+    """It may ask for its class, as a step for ``mixed_float16`` does, and its class may change the gradients."""
+    optimizer, apply = OPTIMIZERS[case]
+    write(tmp_path, ASKS.replace("APPLY", apply))
+    source = (tmp_path / "own.py").read_text().replace("keras.optimizers.Adam(0.05)", optimizer)
+    (tmp_path / "own.py").write_text(source.replace("\ndef custom_model", HALVING))
+    module = load_model_module(
+        ModelSpec(zoo=str(tmp_path), definition="own.custom_model", params={}), may_have_train_step=True
+    )
+    x, y = make_data(12)
+    given: dict[str, Any] = {"seed": 4, "sample": x, "first": (x, y, None)}
+    replica = build_only_replica(module, **given) if is_only else build_replica(module, rank_seed=0, **given)
+    scope: dict[str, Any] = {}
+    exec((tmp_path / "own.py").read_text(), scope)
+    plain = scope["custom_model"]()
+    plain.set_weights(replica.model.get_weights())
+    plain.run_eagerly = True  # to trace its few steps would take longer than to make them
+    for _ in range(3):
+        assert replica.take_step(x, y).finite
+        plain.train_on_batch(x, y)
+    for mine, theirs in zip(replica.model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=2e-4, atol=2e-5)
+
+
+SETS_RATE = "self.optimizer.learning_rate = 0.5\n" + APPLY_GRADIENTS
+
+
+def test_a_step_that_sets_the_learning_rate_is_refused_by_several_ranks(tmp_path: Path) -> None:
+    (rank,) = make_ranks(tmp_path, USUAL.replace("APPLY", SETS_RATE))
+    with pytest.raises(BadInputError, match=r"writes the variable '.*learning_rate' by itself"):
+        rank.compute(*make_data(8))
+
+
 # --------------------------------------------------------------------------------------------------
 # What fit() and compile() give a train_step beside the records.
 
