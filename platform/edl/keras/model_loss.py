@@ -89,14 +89,14 @@ class ModelLoss:
             training: whether ``class_weight`` is applied; like Keras, only in training.
 
         Raises:
-            BadInputError: labels, weights or outputs do not match.
+            BadInputError: labels, weights or outputs do not match; or, in training, a loss is not reduced.
         """
         if training:
             weights = self.training_weights(labels, weights)
         if self._is_function:
             loss = self._compute_function_loss(labels, predictions, weights)
         else:
-            loss = self._compute_output_losses(labels, predictions, weights)
+            loss = self._compute_output_losses(labels, predictions, weights, training=training)
         extra = (tf.cast(tf.reduce_sum(each), tf.float32) for each in model_losses)
         return tf.add_n([tf.cast(loss, tf.float32), *extra])
 
@@ -188,7 +188,8 @@ class ModelLoss:
             )
 
     def _loss_value(self, labels: Any, predictions: Any, weights: Any) -> float:
-        return float(self(labels, predictions, weights, training=True))
+        # Not as in training, which refuses a loss that a ``train_step`` may reduce by itself.
+        return float(self(labels, predictions, self.training_weights(labels, weights), training=False))
 
     def minibatch_weight(
         self, reduction: LossReduction, records: Any, labels: Any, weights: Any = None, predictions: Any = None
@@ -239,7 +240,7 @@ class ModelLoss:
         masks = [getattr(by_output[name], "_keras_mask", None) for name in losses]
         if all(mask is None for mask in masks):
             return None
-        # A loss of the user's own without reduction gives a value per record, of which EDL takes the mean over all.
+        # One without reduction gives a value per record, of which a ``train_step`` may take the mean over all.
         if any(getattr(loss, "reduction", "mean") not in _MASKED_REDUCTIONS for loss in losses.values()):
             return None
         if any(mask is not masks[0] for mask in masks):
@@ -295,7 +296,7 @@ class ModelLoss:
 
     # ------------------------------------------------------------------ one loss per output
 
-    def _compute_output_losses(self, labels: Any, predictions: Any, weights: Any) -> Any:
+    def _compute_output_losses(self, labels: Any, predictions: Any, weights: Any, *, training: bool) -> Any:
         by_output = self._tensors_by_output(predictions, "the model")
         losses = self._losses_by_output(by_output)
         labels_by_output = self._labels_by_output(labels, by_output, losses)
@@ -312,8 +313,18 @@ class ModelLoss:
             if _is_user_loss(loss):
                 loss_text = f"the loss {type(loss).__name__}" + (f" of '{name}'" if len(by_output) > 1 else "")
                 refuse_broadcast(loss_text, loss, label, prediction, value, where=source_file(type(loss)))
+            if training and value.shape.rank != 0:
+                self._refuse_unreduced(loss, name if len(by_output) > 1 else "")
             loss_by_output[name] = tf.reduce_mean(value)
         return self._weighted_loss_sum(loss_by_output)
+
+    def _refuse_unreduced(self, loss: Any, output: str) -> None:
+        of_output = f" of '{output}'" if output else ""
+        raise self._input_error(
+            f"the loss {type(loss).__name__}{of_output} gives a value per record (reduction={loss.reduction!r}), "
+            "so Keras would train their sum, and count regularizers once for each of them",
+            "let it return one number: give it reduction='sum_over_batch_size' for the mean, or reduction='sum'",
+        )
 
     def _refuse_string_labels(self, labels: Any, reason: str) -> None:
         if tf.convert_to_tensor(labels).dtype == tf.string:

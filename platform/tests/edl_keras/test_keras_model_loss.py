@@ -139,6 +139,40 @@ def test_sample_weights_weigh_a_loss_as_in_keras(loss: str, weights: Any, tmp_pa
     assert_same(tmp_path, ONE + loss, NUMBERS, weights, loss="mse")
 
 
+OWN_LOSS = """
+class Squared(keras.losses.Loss):
+    def call(self, y_true, y_pred):
+        return tf.reduce_REDUCE(tf.square(y_true - y_pred)AXIS)
+
+loss = Squared(reduction=None)
+"""
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "loss = keras.losses.MeanSquaredError(reduction=None)\n",
+        repetition('loss = {"dense": keras.losses.Huber(reduction="none")}\n'),
+        OWN_LOSS.replace("REDUCE", "sum").replace("AXIS", ", -1"),
+    ],
+    ids=["Keras", "by output", "own"],
+)
+def test_a_loss_without_reduction_is_refused_by_name(loss: str, tmp_path: Path) -> None:
+    """Keras trains the sum of its values."""
+    module = load(tmp_path, ONE.replace("Dense(1)", 'Dense(1, name="dense")') + loss)
+    objective = ModelLoss(module, ("dense",))
+    with pytest.raises(BadInputError, match=r"reduction=(None|'none')") as caught:
+        objective(NUMBERS, tf.zeros([N, 1]), None, [], training=True)
+    assert "reduction='sum'" in str(caught.value.hint)
+    with pytest.raises(BadInputError, match="gives a value per record"):
+        by_edl(module, NUMBERS, None)
+
+
+def test_a_loss_without_reduction_may_give_one_number(tmp_path: Path) -> None:
+    loss = OWN_LOSS.replace("REDUCE", "mean").replace("AXIS", "")
+    assert_same(tmp_path, ONE + loss, NUMBERS, loss="mse")
+
+
 def test_a_loss_that_takes_the_weights_gets_them(tmp_path: Path) -> None:
     text = """
 def loss(labels, predictions, sample_weights=None):
