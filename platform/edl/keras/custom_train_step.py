@@ -31,19 +31,22 @@ class StepGradients:
         gradients: for each trained variable; None: it has none.
         records: number of records of the minibatch.
         predictions: those of the loss that ``compute_loss`` returned; None: the step did not call it.
+        labels: those of this loss.
     """
 
     loss: Any
     gradients: list[Any]
     records: Any
     predictions: Any = None
+    labels: Any = None
 
 
 @dataclass(frozen=True, slots=True)
 class ComputedLoss:
-    """What ``compute_loss`` returned, and the predictions that it got."""
+    """What ``compute_loss`` returned, and the labels and predictions that it got."""
 
     loss: Any
+    labels: Any
     predictions: Any
 
 
@@ -71,7 +74,7 @@ def capture_losses(model: Any) -> Iterator[Sequence[ComputedLoss]]:
                 "compile the model with loss, optimizer and metrics, and remove loss(), optimizer() and "
                 "eval_metrics_fn() from the module",
             )
-        losses.append(ComputedLoss(compute_loss(x, y, y_pred, *arguments, **named), y_pred))
+        losses.append(ComputedLoss(compute_loss(x, y, y_pred, *arguments, **named), y, y_pred))
         return losses[-1].loss
 
     vars(model)["compute_loss"] = record_loss
@@ -185,7 +188,9 @@ class CustomTrainStep:
             loss = losses[-1].loss
         records = tf.shape(tf.nest.flatten(features)[0])[0]
         loss = tf.reduce_mean(tf.cast(loss, tf.float32))
-        return StepGradients(loss, gradients, records, losses[-1].predictions if losses else None)
+        if not losses:
+            return StepGradients(loss, gradients, records)
+        return StepGradients(loss, gradients, records, losses[-1].predictions, losses[-1].labels)
 
     def refuse_summed_loss(self) -> None:
         """Raise the error of a step that uses a summed loss: its gradients would count by records."""

@@ -192,7 +192,15 @@ class ModelLoss:
         return float(self(labels, predictions, self.training_weights(labels, weights), training=False))
 
     def minibatch_weight(
-        self, reduction: LossReduction, records: Any, labels: Any, weights: Any = None, predictions: Any = None
+        self,
+        reduction: LossReduction,
+        records: Any,
+        labels: Any,
+        weights: Any = None,
+        predictions: Any = None,
+        loss_labels: Any = None,
+        *,
+        has_added_losses: bool = False,
     ) -> Any:
         """The number by which a minibatch's loss is multiplied, so that the sum belongs to the union of minibatches.
 
@@ -202,6 +210,8 @@ class ModelLoss:
             labels: the labels that ``feed`` yielded.
             weights: the sample weights that ``feed`` yielded, if any.
             predictions: the model's outputs, whose masks count; None if they are not known.
+            loss_labels: the labels that the loss gets; None: those that ``feed`` yielded.
+            has_added_losses: whether layers add losses to it (``add_loss``), which are means over records.
 
         Returns:
             a float64 scalar: the number of records for a mean, whatever the sample weights, because Keras divides by
@@ -214,8 +224,17 @@ class ModelLoss:
         if reduction is LossReduction.SUM:
             return tf.constant(1, tf.float64)
         weights = self.training_weights(labels, weights)
-        mask = None if predictions is None else self._loss_mask(predictions)
-        if reduction is LossReduction.MEAN or weights is None:
+        mask = None
+        if predictions is not None:
+            mask = self._loss_mask(labels if loss_labels is None else loss_labels, predictions)
+        by_weights = reduction is LossReduction.WEIGHTED_MEAN and weights is not None
+        if has_added_losses and (by_weights or mask is not None):
+            _LOG.warning(
+                "the loss divides by the %s, but a layer adds a loss of its own (add_loss, activity_regularizer): it "
+                "is averaged over the workers in proportion to their shares of this sum, and not of the records",
+                "sum of the sample weights" if by_weights else "number of unmasked values",
+            )
+        if not by_weights:
             return tf.cast(records, tf.float64) if mask is None else tf.reduce_sum(mask)
         leaves = tf.nest.flatten(weights)
         if len(leaves) > 1:
@@ -228,16 +247,23 @@ class ModelLoss:
             return tf.reduce_sum(mask * expand_weights(leaves[0], mask, "the mask", self._feed_file))
         return tf.reduce_sum(tf.cast(leaves[0], tf.float64))
 
-    def _loss_mask(self, predictions: Any) -> Any:
+    def _loss_mask(self, labels: Any, predictions: Any) -> Any:
         """The mask by whose sum Keras divides the losses, as float64; None if there is none.
 
-        Keras applies the mask of a prediction in its class ``Loss``, not in a function of all outputs.
+        Keras applies the mask of a prediction in its class ``Loss``, not in a function of all outputs. A loss with
+        ``ignore_class`` has a mask of its labels besides.
         """
         if self._is_function:
             return None
         by_output = self._tensors_by_output(predictions, "the model")
         losses = self._losses_by_output(by_output)
         masks = [getattr(by_output[name], "_keras_mask", None) for name in losses]
+        if any(_ignores_class(loss) for loss in losses.values()):
+            labels_by_output = self._labels_by_output(labels, by_output, losses)
+            masks = [
+                _add_label_mask(mask, loss, labels_by_output[name], by_output[name])
+                for mask, (name, loss) in zip(masks, losses.items(), strict=True)
+            ]
         if all(mask is None for mask in masks):
             return None
         # One without reduction gives a value per record, of which a ``train_step`` may take the mean over all.
@@ -507,6 +533,21 @@ def _compares_records(loss: Any) -> bool:
         return True
     # Without axis, they sum over all records.
     return isinstance(loss, keras.losses.Dice | keras.losses.Tversky) and loss.axis is None
+
+
+def _ignores_class(loss: Any) -> bool:
+    return getattr(loss, "ignore_class", None) is not None
+
+
+def _add_label_mask(mask: Any, loss: Any, labels: Any, predictions: Any) -> Any:
+    """The mask of predictions together with that of labels, which a loss with ``ignore_class`` gives its values."""
+    if not _ignores_class(loss):
+        return mask
+    given = (keras.ops.convert_to_tensor(each, dtype=loss.dtype) for each in (labels, predictions))
+    of_labels = getattr(loss.call(*given), "_keras_mask", None)
+    if mask is None or of_labels is None:
+        return mask if of_labels is None else of_labels
+    return tf.logical_and(mask, of_labels)
 
 
 def can_slice(leaf: Any) -> bool:

@@ -164,12 +164,13 @@ class ModelReplica(ReplicaState):
                 traced = TracedFunction(partial(self._compute_graph, self._reduction), any_count=not self._is_only_rank)
                 self._compute_by_reduction[self._reduction] = traced
             optional = () if weights is None else (weights,)
-            loss, weight, gradients, tails, seed_states = traced(features, labels, *optional)
+            loss, weight, common, gradients, tails, seed_states = traced(features, labels, *optional)
             if self._step_uses_loss and not self._is_only_rank:
                 self._refuse_summed_loss(features, labels, weights)
         if not adds:
             self._old_seed_states = seed_states
-        result = ReplicaStep(float(loss), float(weight), math.isfinite(loss), "")
+        common_loss = None if math.isnan(common) else float(common)
+        result = ReplicaStep(float(loss), float(weight), math.isfinite(loss), "", common_loss)
         is_finite = self._update.write(gradients, tails, result.weight, adds=adds)
         if result.finite and is_finite:
             if not adds:
@@ -300,44 +301,58 @@ class ModelReplica(ReplicaState):
     def _compute_graph(self, reduction: LossReduction | None, features: Any, labels: Any, weights: Any = None) -> Any:
         seeds = [tf.identity(variable.value) for variable in self._seed_states]
         before = self._update.read_statistics()
+        loss_labels, common = labels, None
         if self._custom_step is None:
-            loss, gradients, predictions = self._differentiate(reduction, features, labels, weights)
+            loss, common, gradients, predictions = self._differentiate(reduction, features, labels, weights)
             count = count_records(predictions)
         else:
             step = self._custom_step.compute(features, labels, self._objective.training_weights(labels, weights))
             self._refuse_new_variables()
             loss, gradients, count, predictions = step.loss, step.gradients, step.records, step.predictions
+            loss_labels = step.labels
             # A step with a loss of its own gives the gradients of a mean.
             self._step_uses_loss = predictions is not None
             reduction = (self._step_uses_loss and reduction) or LossReduction.MEAN
         records = tf.cast(count, tf.float64)
-        weight = self._weigh_minibatch(reduction or LossReduction.MEAN, records, labels, weights, predictions)
+        weight = self._weigh_minibatch(
+            reduction or LossReduction.MEAN,
+            records,
+            labels,
+            weights,
+            predictions,
+            loss_labels,
+            has_added_losses=predictions is not None and self._has_added_losses(),
+        )
         found, tails = self._update.make_addend(gradients, before, reduction, records)
-        return loss, weight, found, tails, seeds
+        return loss, weight, tf.constant(math.nan) if common is None else common, found, tails, seeds
 
     def _differentiate(
         self, reduction: LossReduction | None, features: Any, labels: Any, weights: Any
-    ) -> tuple[Any, list[Any], Any]:
-        """Loss, gradients and predictions."""
+    ) -> tuple[Any, Any, list[Any], Any]:
+        """Loss, its part that all ranks have (see ``ReplicaStep``), gradients and predictions."""
         with tf.GradientTape() as tape:
             predictions = self._forward_graph(features)
-            loss, differentiated = self._compute_losses(reduction, labels, predictions, weights)
+            loss, differentiated, common = self._compute_losses(reduction, labels, predictions, weights)
             scaled = self.optimizer.scale_loss(differentiated)  # the optimizer divides the gradients again
         gradients = tape.gradient(scaled, [variable.value for variable in self._trained])
-        return loss, gradients, predictions
+        return loss, common, gradients, predictions
+
+    def _has_added_losses(self) -> bool:
+        """Whether layers have added other losses than the regularizers of variables in the newest call."""
+        return len(self.model.losses) > len(regularized_variables(self._trained))
 
     def _compute_losses(
         self, reduction: LossReduction | None, labels: Any, predictions: Any, weights: Any
-    ) -> tuple[Any, Any]:
-        """The loss, and what of it this rank differentiates: of a summed loss, all but the regularizers.
+    ) -> tuple[Any, Any, Any]:
+        """The loss, what of it this rank differentiates, and the rest: of a summed loss, the regularizers.
 
         Each rank's regularizers would be added as well. :meth:`apply` adds their gradient once instead.
         """
         own = list(self.model.losses)
         loss = self._objective(labels, predictions, weights, own, training=True)
         if reduction is not LossReduction.SUM:
-            return loss, loss
-        if len(own) > len(regularized_variables(self._trained)):
+            return loss, loss, None
+        if self._has_added_losses():
             raise BadInputError(
                 "the loss is a sum over records, but a layer adds a loss of its own (add_loss, an "
                 "activity_regularizer, or in a model of Keras 2 any regularizer): EDL cannot combine those of "
@@ -345,7 +360,8 @@ class ModelReplica(ReplicaState):
                 where=MODEL_LOCATION,
                 hint="return one value per record from loss(), or add the term there",
             )
-        return loss, self._objective(labels, predictions, weights, (), training=True) if own else loss
+        common = tf.add_n([tf.zeros([]), *(tf.cast(tf.reduce_sum(each), tf.float32) for each in own)])
+        return loss, self._objective(labels, predictions, weights, (), training=True) if own else loss, common
 
 
 def _refuse_foreign_writes(graph: Any, variables: Iterable[Any], writer: str, handles: Iterable[Any] = ()) -> None:

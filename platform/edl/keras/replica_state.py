@@ -42,12 +42,14 @@ class ReplicaStep:
         finite: whether the loss, the gradients and the statistics are finite. With dynamic loss scaling only the loss
             counts: the optimizer skips steps whose gradients are not finite, and lowers its scale.
         nonfinite: the first variable whose gradient or statistic is not finite, or ``loss``; empty if all are finite.
+        common_loss: of a summed loss, the part that every rank's loss has: the regularizers. None: the loss is a mean.
     """
 
     loss: float
     weight: float
     finite: bool
     nonfinite: str
+    common_loss: float | None = None
 
 
 class ReplicaState(TrainableModel):
@@ -100,12 +102,22 @@ class ReplicaState(TrainableModel):
         )
 
     def _weigh_minibatch(
-        self, reduction: LossReduction, records: Any, labels: Any, weights: Any, predictions: Any = None
+        self,
+        reduction: LossReduction,
+        records: Any,
+        labels: Any,
+        weights: Any,
+        predictions: Any = None,
+        loss_labels: Any = None,
+        *,
+        has_added_losses: bool = False,
     ) -> Any:
         """The weight of a minibatch in the sum over all ranks; the only rank sums nothing."""
         if self._is_only_rank:
             return tf.constant(1, tf.float64)
-        return self._objective.minibatch_weight(reduction, records, labels, weights, predictions)
+        return self._objective.minibatch_weight(
+            reduction, records, labels, weights, predictions, loss_labels, has_added_losses=has_added_losses
+        )
 
     def _describe_sums(self) -> Any:
         """What the ranks sum, as JSON: only ranks that say the same may train together."""

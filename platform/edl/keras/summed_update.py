@@ -166,12 +166,13 @@ class SummedUpdate(ReplicaUpdate):
             )
         self._refuse_infinite_sums()
         summed = bool(counts[_SUMMED])
-        case = (tuple(bool(count) for count in counts[_COUNTS:]), summed, learning_rate_factor is not None)
+        # Without a weight (all sample weights are 0) all gradients are 0, with those of the regularizers.
+        adds_regularizers = summed or not total_weight
+        case = (tuple(bool(count) for count in counts[_COUNTS:]), adds_regularizers, learning_rate_factor is not None)
         function = self._apply_by_case.get(case)
         if function is None:
             function = UpdateFunction(partial(self._apply_graph, *case), compiles=self._is_compiled)
             self._apply_by_case[case] = function
-        # Without a weight (all sample weights are 0) the gradients are 0 as well.
         divisor = 1.0 if summed else total_weight or 1.0
         with user_code(self._module.zoo, "the optimizer", function=self._module.optimizer):
             function(
@@ -266,7 +267,7 @@ class SummedUpdate(ReplicaUpdate):
     def _apply_graph(
         self,
         has_gradient: tuple[bool, ...],
-        summed: bool,
+        adds_regularizers: bool,
         scales_rate: bool,
         gradient_sums: Sequence[Any],
         tails: Sequence[Any],
@@ -288,7 +289,7 @@ class SummedUpdate(ReplicaUpdate):
                 changes[at] = _divide(tf.reshape(tail[start : start + size], variable.shape), records)
                 start += size
         self._assign_statistics(changes)
-        if summed:
+        if adds_regularizers:
             self._add_regularizer_gradients(gradients)
         with _scaled_learning_rate(self.optimizer, rate_factor) if scales_rate else nullcontext():
             self._call_optimizer(gradients)

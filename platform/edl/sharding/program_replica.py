@@ -53,6 +53,7 @@ class ProgramResult:
     weight: float
     finite: bool
     nonfinite: str
+    common_loss: float | None = None
 
 
 class StepNumbers:

@@ -446,6 +446,23 @@ def test_the_step_of_a_loss_that_divides_by_the_weights_counts_by_them(tmp_path:
     assert_trains_like(ranks, tmp_path, x, y, weights, given=True)
 
 
+def test_the_step_of_a_loss_that_ignores_a_class_counts_by_the_labels_that_it_gets(tmp_path: Path) -> None:
+    """The step itself decides which labels are ignored: most of the first rank's."""
+    loss = "keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=9)"
+    ranks = make_changed_ranks(
+        tmp_path,
+        2,
+        ('"mse", metrics=["mae"]', loss),
+        ("self.head = keras.layers.Dense(1)", "self.head = keras.layers.Dense(3)"),
+        ("train_step(self, data):\n", "train_step(self, data):\n        data = (data[0], data[1] % 10)\n"),
+    )
+    x, _ = make_data(24)
+    random = np.random.default_rng(0)
+    y = random.integers(0, 3, 24)
+    y[:8] = np.where(random.random(8) < 0.7, 19, y[:8])
+    assert_trains_like(ranks, tmp_path, x, y, None, given=False)
+
+
 @pytest.mark.parametrize(
     "loss",
     ['keras.losses.MeanSquaredError(reduction="sum")', "lambda y, p: tf.reduce_sum(tf.square(y - p))"],

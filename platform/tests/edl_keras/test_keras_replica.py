@@ -42,6 +42,7 @@ from edl_keras.replica_harness import (  # noqa: E402
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.keras.replica import ModelReplica  # noqa: E402
 from edl.keras.replica_state import ReplicaStep  # noqa: E402
+from edl.worker.allreduce.step_message import StepMessage, StepOutcome  # noqa: E402
 
 WORLDS = [3, *(pytest.param(ranks, marks=pytest.mark.repetition) for ranks in (1, 2, 4))]
 
@@ -94,7 +95,10 @@ def test_summed_losses_are_added_and_regularizers_count_once(loss: Any) -> None:
     for minibatch in minibatches(8):
         results = step(replicas, split(minibatch, random_sizes(generator, 12, 3)))
         assert all(result.weight == 1 for result in results)
-        one.step(*minibatch)
+        messages = [
+            StepMessage((), True, each.weight, each.loss, common_loss=each.common_loss).encode() for each in results
+        ]
+        assert StepOutcome.from_messages(messages).loss == pytest.approx(float(one.step(*minibatch)), rel=1e-5)
     assert_equal_states(replicas)
     assert_close(replicas[0], one, 1e-5)
 
@@ -231,6 +235,41 @@ def test_a_masked_loss_of_unequal_lengths_equals_one_process(reduction: str, wei
     assert_close(replicas[0], one, 1e-5)
 
 
+def classifier(*, is_masked: bool) -> Any:
+    """A class for each step of a sequence; if it is masked, id 0 is padding."""
+    ids = keras.Input((6,), dtype="int32")
+    vectors = keras.layers.Embedding(9, 3, mask_zero=is_masked)(ids)
+    return keras.Model(ids, keras.layers.Dense(4, activation="softmax")(vectors))
+
+
+@pytest.mark.parametrize("is_masked", [False, True], ids=["labels", "labels and predictions"])
+@pytest.mark.parametrize(
+    ("weighted", "reduction"),
+    [
+        (False, "sum_over_batch_size"),
+        (True, "mean_with_sample_weight"),
+        repetition(False, "sum"),
+        repetition(True, "sum_over_batch_size"),
+        repetition(False, "mean_with_sample_weight"),
+    ],
+)
+@pytest.mark.first_cases(2)
+def test_a_loss_that_ignores_a_class_equals_one_process(reduction: str, weighted: bool, is_masked: bool) -> None:
+    """Most labels of the first rank are of the class that is ignored."""
+    loss = keras.losses.SparseCategoricalCrossentropy(ignore_class=255, reduction=reduction)
+    rate = 0.01 if reduction == "sum" else 0.5
+    replicas = build(module(lambda: classifier(is_masked=is_masked), loss, lambda: keras.optimizers.SGD(rate)), 3)
+    one, generator = PlainKeras(replicas[0], loss), np.random.default_rng(8)
+    for ids, _, weights in sequences(8):
+        labels = generator.integers(0, 4, (12, 6))
+        labels[:7] = np.where(generator.random((7, 6)) < 0.8, 255, labels[:7])
+        whole = (ids, labels, weights) if weighted else (ids, labels)
+        step(replicas, split(whole, [7, 0, 5]))
+        one.step(*whole)
+    assert_equal_states(replicas)
+    assert_close(replicas[0], one, 1e-4)
+
+
 @pytest.mark.repetition
 def test_outputs_with_different_masks_are_averaged_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     (replica,) = build(module(lambda: tagger(2), ["mse", "mse"]), 1)
@@ -248,6 +287,38 @@ def test_weights_that_are_all_zero_change_nothing() -> None:
     step(replicas, split((x, y, np.zeros(12, np.float32)), [6, 6]))
     for found, expected in zip(replicas[0].model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(found, expected)
+
+
+def test_weights_that_are_all_zero_leave_the_regularizers(caplog: pytest.LogCaptureFixture) -> None:
+    loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+    replicas = build(module(loss=loss), 2)
+    one = PlainKeras(replicas[0], loss)
+    ((x, y),) = minibatches(1)
+    nothing = (x, y, np.zeros(12, np.float32))
+    step(replicas, split(nothing, [6, 6]))
+    one.step(*nothing)
+    assert_equal_states(replicas)
+    assert_close(replicas[0], one, 1e-6)
+    assert not caplog.text
+
+
+def active() -> Any:
+    """A layer adds a mean over records to the loss."""
+    hidden = keras.layers.Dense(3, activity_regularizer=keras.regularizers.L2(0.1), kernel_regularizer="l2")
+    return keras.Sequential([keras.Input((3,)), hidden, keras.layers.Dense(1)])
+
+
+@pytest.mark.parametrize(
+    ("reduction", "warns"), [("mean_with_sample_weight", True), repetition("sum_over_batch_size", False)]
+)
+def test_a_loss_that_a_layer_adds_warns_if_minibatches_do_not_count_by_records(
+    caplog: pytest.LogCaptureFixture, reduction: str, warns: bool
+) -> None:
+    (replica,) = build(module(active, keras.losses.MeanSquaredError(reduction=reduction)), 1)
+    ((x, y),) = minibatches(1)
+    with caplog.at_level(logging.WARNING):
+        step([replica], [(x, y, np.arange(12, dtype=np.float32))])
+    assert any("a layer adds a loss of its own" in message for message in caplog.messages) == warns
 
 
 def test_class_weights_count_as_in_one_process() -> None:

@@ -96,6 +96,7 @@ class CountedStep:
     loss: float = 0.5
     finite: bool = True
     nonfinite: str = ""
+    common_loss: float | None = None
 
 
 class CountingReplica:

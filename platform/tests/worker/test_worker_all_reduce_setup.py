@@ -18,6 +18,7 @@ MESSAGES = (
     StepMessage((Share(1, 0, 4),), is_finite=False),
     StepMessage(leaves_round=True, pauses=True),
     StepMessage((Share(2, 0, 4),), True, 4.0, 1.0, epoch=7, learning_rate=0.1),
+    StepMessage((Share(2, 0, 4),), True, 1.0, 1.0, common_loss=0.5),
     StepMessage((Share(2, 9, 11), Share(4, 0, 3)), available=RankRecords(7, True), epoch_left=90, may_be_short=True),
 )
 
@@ -49,6 +50,17 @@ def test_the_outcome_is_the_weighted_mean_and_what_any_rank_asks_for() -> None:
     assert (outcome.is_finite, outcome.leaves_round, outcome.pauses) == (False, True, True)
     nothing = StepOutcome.from_messages([StepMessage().encode()])
     assert (nothing.shares, nothing.weight, nothing.gradient_count, nothing.loss) == ((), 0.0, 0, None)
+
+
+def test_summed_losses_are_added_and_their_regularizers_count_once() -> None:
+    """The second rank has computed two minibatches; each of the three losses has 0.5 of regularizers."""
+    parts = [
+        StepMessage((Share(1, 0, 4),), True, 1.0, 3.5, common_loss=0.5),
+        StepMessage(),
+        StepMessage((Share(2, 0, 8),), True, 2.0, 2.5, common_loss=0.5),
+    ]
+    outcome = StepOutcome.from_messages([part.encode() for part in parts])
+    assert (outcome.weight, outcome.loss) == (3.0, 3 + 2 + 2 + 0.5)
 
 
 def make_outcome(*parts: tuple[int, float | None]) -> StepOutcome:

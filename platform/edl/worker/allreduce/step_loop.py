@@ -638,6 +638,7 @@ class StepLoop:
             has_gradient=message.has_gradient,
             weight=message.weight,
             loss=message.loss,
+            common_loss=message.common_loss,
             is_finite=message.is_finite,
             epoch=epoch,
             learning_rate=self._learning_rate(view, epoch),
@@ -669,6 +670,7 @@ class StepLoop:
             return kept
         self._kept.forget()
         count, weight, weighted_loss = 0, 0.0, 0.0
+        common_loss: float | None = None
         if self._updates is not None:
             self._updates.begin_step()
         for task, loaded in loaded_steps:
@@ -686,8 +688,9 @@ class StepLoop:
             if self._updates is not None:
                 self._updates.add_minibatch(task, loaded.step)
             count, weight = count + 1, weight + result.weight
-            weighted_loss += result.weight * result.loss
-        message = StepMessage(shares, count > 0, weight, weighted_loss / weight if weight else 0.0)
+            weighted_loss, common_loss = weighted_loss + result.weight * result.loss, result.common_loss
+        loss = weighted_loss / weight if weight else 0.0
+        message = StepMessage(shares, count > 0, weight, loss, common_loss=common_loss)
         # With a global batch the next round has other shares.
         if count == 1 and self._batch is None and self._replica.keeps_addend:
             self._kept.keep(self._world.step, message)

@@ -11,7 +11,7 @@ from edl.core.global_batch import NO_RECORDS, RankRecords
 from edl.core.world_rounds import Share, StepShares
 from edl.worker.allreduce.rank_answers import plain_rank_name, read_answers
 
-_FORMAT = struct.Struct("<ddqdqqqB")
+_FORMAT = struct.Struct("<dddqdqqqB")
 _SHARE = struct.Struct("<qqqq")
 _NOT_FINITE, _LEAVES_ROUND, _PAUSES, _HAS_GRADIENT, _IS_INDIVISIBLE, _MAY_BE_SHORT, _STOPS = 1, 2, 4, 8, 16, 32, 64
 
@@ -25,6 +25,7 @@ class StepMessage:
         has_gradient: whether it adds the gradient of a minibatch.
         weight: the weight of its loss among all ranks.
         loss: the loss of its records.
+        common_loss: of a summed loss, the part that every minibatch's has: the regularizers. None: the loss is a mean.
         is_finite: whether loss and gradients are.
         leaves_round: the world is to change: all ranks leave the round after this step.
         pauses: an evaluation waits: nobody trains after this step.
@@ -51,6 +52,7 @@ class StepMessage:
     may_be_short: bool = False
     stops: bool = False
     copies_cut: int = 0
+    common_loss: float | None = None
 
     def encode(self) -> bytes:
         """The message as bytes."""
@@ -63,9 +65,10 @@ class StepMessage:
             | (_MAY_BE_SHORT if self.may_be_short else 0)
             | (_STOPS if self.stops else 0)
         )
+        common = math.nan if self.common_loss is None else self.common_loss
         rate = math.nan if self.learning_rate is None else self.learning_rate
-        records = self.available.count
-        fixed = _FORMAT.pack(self.weight, self.loss, self.epoch, rate, records, self.epoch_left, self.copies_cut, flags)
+        counts = self.available.count, self.epoch_left, self.copies_cut
+        fixed = _FORMAT.pack(self.weight, self.loss, common, self.epoch, rate, *counts, flags)
         return b"".join([fixed, *(_SHARE.pack(*share) for share in self.shares)])
 
     @classmethod
@@ -78,7 +81,7 @@ class StepMessage:
         size = _FORMAT.size
         if len(data) < size or (len(data) - size) % _SHARE.size:
             raise ValueError(f"it has {len(data)} bytes, not {size} and {_SHARE.size} for each share")
-        weight, loss, epoch, rate, available, epoch_left, copies_cut, flags = _FORMAT.unpack(data[:size])
+        weight, loss, common, epoch, rate, available, epoch_left, copies_cut, flags = _FORMAT.unpack(data[:size])
         shares = tuple(Share(*row) for row in _SHARE.iter_unpack(data[size:]))
         for share in shares:
             if not share.is_possible:
@@ -104,6 +107,7 @@ class StepMessage:
             bool(flags & _MAY_BE_SHORT),
             bool(flags & _STOPS),
             copies_cut,
+            None if math.isnan(common) else common,
         )
 
 
@@ -115,7 +119,7 @@ class StepOutcome:
         shares: the shares of all ranks, by rank.
         weight: sum of the weights.
         gradient_count: how many ranks add a gradient.
-        loss: mean loss, weighted; None if no rank has a weight.
+        loss: mean loss, weighted, or the sum if losses are summed; None if no rank has a weight.
         is_finite: whether the step may be applied.
         leaves_round: whether all ranks leave the round now.
         pauses: whether no rank trains in the next step.
@@ -173,7 +177,7 @@ class StepOutcome:
             shares=tuple(share for part in parts for share in part.shares),
             weight=weight,
             gradient_count=sum(part.has_gradient for part in parts),
-            loss=sum(part.weight * part.loss for part in parts) / weight if weight else None,
+            loss=_combine_losses(parts, weight) if weight else None,
             is_finite=all(part.is_finite for part in parts),
             leaves_round=any(part.leaves_round for part in parts),
             pauses=any(part.pauses for part in parts),
@@ -186,3 +190,10 @@ class StepOutcome:
             stops=any(part.stops for part in parts),
             copies_cut=parts[0].copies_cut,
         )
+
+
+def _combine_losses(parts: Sequence[StepMessage], weight: float) -> float:
+    """The loss of the step; of a summed one every minibatch has a weight of 1, and its own regularizers."""
+    total = sum(part.weight * part.loss for part in parts)
+    common = next((part.common_loss for part in parts if part.common_loss is not None), None)
+    return total / weight if common is None else total - (weight - 1) * common
