@@ -40,6 +40,7 @@ from edl.keras.out_of_range_ids import MODEL_LOCATION, assert_dense_ids_in_range
 from edl.keras.replica_state import ReplicaState, ReplicaStep
 from edl.keras.summed_update import regularized_variables
 from edl.keras.traced_function import TracedFunction
+from edl.keras.trainable_model import AssignValues
 from edl.keras.user_code import user_code
 from edl.keras.written_variables import find_written_variables
 
@@ -76,6 +77,7 @@ class ModelReplica(ReplicaState):
             (strategy Local). Then it starts as ``seed`` makes it, and is part of the state.
         sample: the features of a minibatch.
         max_dense_gradient: ``strategy.max_dense_gradient``, in bytes.
+        begin: as of ``TrainableModel``.
 
     Raises:
         BadInputError: several ranks cannot train the model; the error names the layer or variable.
@@ -90,8 +92,9 @@ class ModelReplica(ReplicaState):
         rank_seed: int | None,
         sample: Any,
         max_dense_gradient: int = MAX_DENSE_GRADIENT,
+        begin: AssignValues | None = None,
     ) -> None:
-        super().__init__(module, seed=seed, rank_seed=rank_seed, sample=sample)
+        super().__init__(module, seed=seed, rank_seed=rank_seed, sample=sample, begin=begin)
         self._max_dense_gradient = max_dense_gradient
         self._use_statistics(v for v in self._find_changed_variables(sample) if not is_seed_state(v))
         self._reduction: LossReduction | None = None

@@ -25,7 +25,7 @@ from edl.keras.single_rank_update import SingleRankUpdate
 from edl.keras.step_updates import OWN_OPTIMIZER
 from edl.keras.summed_update import SummedUpdate, byte_size
 from edl.keras.traced_function import as_tensor, host_array, read_value
-from edl.keras.trainable_model import TrainableModel, is_rate
+from edl.keras.trainable_model import AssignValues, TrainableModel, is_rate
 from edl.numerics.packed_state import array_checksum, pack_arrays, packed_size, split_packed
 
 Array = NDArray[Any]
@@ -60,14 +60,23 @@ class ReplicaState(TrainableModel):
         seed: the seed of the initial values, equal on all ranks.
         rank_seed: as of ``ModelReplica``.
         sample: the features of a minibatch.
+        begin: as of ``TrainableModel``.
 
     Raises:
         BadInputError: several ranks cannot train the model; the error names the layer or variable.
         UserCodeError: the user's code raised an exception.
     """
 
-    def __init__(self, module: ModelModule, *, seed: int, rank_seed: int | None, sample: Any) -> None:
-        super().__init__(module, seed=seed, sample=sample)
+    def __init__(
+        self,
+        module: ModelModule,
+        *,
+        seed: int,
+        rank_seed: int | None,
+        sample: Any,
+        begin: AssignValues | None = None,
+    ) -> None:
+        super().__init__(module, seed=seed, sample=sample, begin=begin)
         self._is_only_rank = rank_seed is None
         self._trained = tuple(self.model.trainable_variables)
         if not self._is_only_rank:

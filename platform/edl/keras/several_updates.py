@@ -27,6 +27,7 @@ from edl.keras.replica_state import ReplicaStep, SeveralOptimizersState
 from edl.keras.segmented_step import SegmentedTrace
 from edl.keras.step_updates import TracedUpdate, UpdateTracer
 from edl.keras.traced_function import TRACING_LOCK, signature_key
+from edl.keras.trainable_model import AssignValues
 from edl.keras.user_code import user_code
 from edl.keras.whole_step import WholeStepReplica
 
@@ -58,6 +59,7 @@ class SeveralUpdatesReplica(SeveralOptimizersState):
         sample: the features of a minibatch.
         first: features, labels and weights (or None) of a minibatch; only types and shapes count.
         max_dense_gradient: ``strategy.max_dense_gradient``, in bytes, of each update.
+        begin: as of ``TrainableModel``.
 
     Attributes:
         updates: the updates of a step, in order.
@@ -77,8 +79,9 @@ class SeveralUpdatesReplica(SeveralOptimizersState):
         sample: Any,
         first: tuple[Any, Any, Any],
         max_dense_gradient: int = MAX_DENSE_GRADIENT,
+        begin: AssignValues | None = None,
     ) -> None:
-        super().__init__(module, seed=seed, rank_seed=rank_seed, sample=sample)
+        super().__init__(module, seed=seed, rank_seed=rank_seed, sample=sample, begin=begin)
         self._tracer = UpdateTracer(self.model, self.optimizer)
         with user_code(module.zoo, "train_step()"), assert_dense_ids_in_range():
             found = self._tracer.find_updates(self.pack_data(*first))
@@ -287,6 +290,7 @@ def build_replica(
     sample: Any,
     first: tuple[Any, Any, Any] | None,
     max_dense_gradient: int = MAX_DENSE_GRADIENT,
+    begin: AssignValues | None = None,
 ) -> AnyReplica:
     """Build a rank's model: for one update a step, or for the updates that its ``train_step`` makes.
 
@@ -294,12 +298,15 @@ def build_replica(
         first: features, labels and weights (or None) of a minibatch, from which the updates are found; None: there are
             no records.
         max_dense_gradient: ``strategy.max_dense_gradient``, in bytes.
+        begin: as of ``TrainableModel``.
 
     Raises:
         BadInputError: several ranks cannot train the model; the error names the layer or variable.
         UserCodeError: the user's code raised an exception.
     """
-    replica = ModelReplica(module, seed=seed, rank_seed=rank_seed, sample=sample, max_dense_gradient=max_dense_gradient)
+    replica = ModelReplica(
+        module, seed=seed, rank_seed=rank_seed, sample=sample, max_dense_gradient=max_dense_gradient, begin=begin
+    )
     if first is None or not has_own_train_step(replica.model):
         return replica
     with user_code(module.zoo, "train_step()"):
@@ -315,14 +322,20 @@ def build_replica(
         sample=sample,
         first=first,
         max_dense_gradient=max_dense_gradient,
+        begin=begin,
     )
 
 
 def build_only_replica(
-    module: ModelModule, *, seed: int, sample: Any, first: tuple[Any, Any, Any] | None
+    module: ModelModule,
+    *,
+    seed: int,
+    sample: Any,
+    first: tuple[Any, Any, Any] | None,
+    begin: AssignValues | None = None,
 ) -> OnlyReplica:
     """Build the model of strategy Local: as :func:`build_replica`, for a rank that is never joined by a second one."""
-    replica = ModelReplica(module, seed=seed, rank_seed=None, sample=sample)
+    replica = ModelReplica(module, seed=seed, rank_seed=None, sample=sample, begin=begin)
     if first is None or not has_own_train_step(replica.model):
         return replica
     with user_code(module.zoo, "train_step()"), assert_dense_ids_in_range():
@@ -331,4 +344,4 @@ def build_only_replica(
         replica.add_statistics(step.statistics)
         return replica
     # Another model: a tf.function of the user's may keep a trace that applies nothing.
-    return WholeStepReplica(module, seed=seed, sample=sample, first=first, updates=step.updates)
+    return WholeStepReplica(module, seed=seed, sample=sample, first=first, updates=step.updates, begin=begin)

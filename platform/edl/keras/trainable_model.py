@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +16,8 @@ from edl.keras.model_loss import ModelLoss, updating_optimizers, warn_if_loss_un
 from edl.keras.out_of_range_ids import assert_dense_ids_in_range, explain_dense_id_errors
 from edl.keras.user_code import user_code
 
+AssignValues = Callable[[ModelVariables], None]
+
 
 class TrainableModel:
     """Model, optimizer, loss and metrics; supports every Keras optimizer.
@@ -24,16 +26,20 @@ class TrainableModel:
         module: the user's model module.
         seed: the seed of the initial values.
         sample: the features of a minibatch.
+        begin: assigns the values with which training begins, if not the initial ones.
     """
 
-    def __init__(self, module: ModelModule, *, seed: int, sample: Any) -> None:
+    def __init__(self, module: ModelModule, *, seed: int, sample: Any, begin: AssignValues | None = None) -> None:
         self.model = build_model(module, seed=seed, sample=sample)
         self.module = module = with_arguments_of(self.model, module)
         self.optimizer = module.optimizer()
-        self._build_optimizer()
         self.variables = ModelVariables.from_model(
             self.model, lambda name: 0, 1, trained_by_ps=False, float32_only=False
         )
+        if begin is not None:
+            # Before: some optimizers begin with a copy of the values.
+            begin(self.variables)
+        self._build_optimizer()
         warn_if_loss_unscaled(self.model, self.optimizer, trains_locally=True)
         self._sample = sample
         outputs = output_names(self.model)

@@ -29,6 +29,7 @@ from edl.keras.out_of_range_ids import assert_dense_ids_in_range, explain_dense_
 from edl.keras.replica_state import ReplicaStep, SeveralOptimizersState
 from edl.keras.step_updates import OWN_OPTIMIZER, AppliedUpdate, UpdateTracer, returned_losses
 from edl.keras.traced_function import TracedFunction, read_value
+from edl.keras.trainable_model import AssignValues
 from edl.keras.user_code import user_code
 from edl.keras.written_variables import find_written_variables
 
@@ -71,6 +72,7 @@ class WholeStepReplica(SeveralOptimizersState):
         sample: the features of a minibatch.
         first: features, labels and weights (or None) of a minibatch; only types and shapes count.
         updates: the updates of a step, as another model of this module made them.
+        begin: as of ``TrainableModel``.
 
     Raises:
         BadInputError: a step does what a checkpoint would not have; the error names it.
@@ -85,8 +87,9 @@ class WholeStepReplica(SeveralOptimizersState):
         sample: Any,
         first: tuple[Any, Any, Any],
         updates: Sequence[AppliedUpdate],
+        begin: AssignValues | None = None,
     ) -> None:
-        super().__init__(module, seed=seed, rank_seed=None, sample=sample)
+        super().__init__(module, seed=seed, rank_seed=None, sample=sample, begin=begin)
         # For its preparations of the model.
         found = UpdateTracer(self.model, self.optimizer).optimizers
         self._is_own_update = [each.name for each in updates] == [OWN_OPTIMIZER]

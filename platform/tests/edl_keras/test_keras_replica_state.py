@@ -19,6 +19,8 @@ import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 from edl_keras.replica_harness import (  # noqa: E402
     OPTIMIZERS,
+    PlainKeras,
+    assert_close,
     assert_equal_states,
     build,
     minibatches,
@@ -208,3 +210,24 @@ def test_evaluations_of_several_ranks_are_merged() -> None:
     assert found == pytest.approx(expected, rel=1e-5)
     assert replicas[0].metric_directions == local.metric_directions
     assert [spec.name for spec in replicas[0].exportable().variables] == [spec.name for spec in local.variables.specs]
+
+
+@pytest.mark.parametrize("rank_seed", [0, None])
+def test_an_optimizer_that_copies_the_weights_copies_those_that_training_begins_with(rank_seed: int | None) -> None:
+    """As with Keras, where ``load_weights`` comes before ``fit``."""
+    user = module(optimizer=lambda: keras.optimizers.ScheduleFreeAdamW(0.05))
+    (other,) = build(user, 1)
+    weights = [2 * weight + 1 for weight in other.model.get_weights()]
+
+    def begin(variables: Any) -> None:
+        for variable, weight in zip(variables.weights, weights, strict=True):
+            variable.assign(weight)
+
+    replica = ModelReplica(user, seed=3, rank_seed=rank_seed, sample=None, begin=begin)
+    one = PlainKeras(replica)
+    for given, weight in zip(one.model.weights, weights, strict=True):
+        np.testing.assert_array_equal(given, weight)
+    for minibatch in minibatches(3):
+        replica.take_step(*minibatch)
+        one.step(*minibatch)
+    assert_close(replica, one, 1e-5)

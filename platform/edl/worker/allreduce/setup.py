@@ -187,11 +187,11 @@ def _build_model(
         sample=runtime.first_features(),
         max_dense_gradient=spec.strategy.max_dense_gradient,
         first=None if first is None else (first[1].features, first[1].labels, first[1].weights),
+        begin=partial(assign_initial_weights, initial=initial),
     )
     if spec.export is not None:
         refuse_lossy_export(replica.model)
         refuse_unexportable_inputs(replica.model)
-    assign_initial_weights(replica.variables, initial)
     callbacks = declare_training_callbacks(
         module,
         replica,

@@ -151,11 +151,11 @@ def _training(spec: JobSpec, run: RunDirectory, report: LocalReport, stop: StopR
         seed=spec.train.seed,
         sample=sample,
         first=None if minibatch is None else (minibatch.features, minibatch.labels, minibatch.weights),
+        begin=partial(assign_initial_weights, initial=initial),
     )
     if spec.export is not None:
         refuse_lossy_export(model.model)
         refuse_unexportable_inputs(model.model)
-    assign_initial_weights(model.variables, initial)
     watcher = user_callbacks.make_callbacks(
         module.callbacks,
         model.model,
