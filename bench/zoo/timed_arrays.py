@@ -34,6 +34,7 @@ class ArrayStep:
     loss: float = 0.0
     finite: bool = True
     nonfinite: str = ""
+    common_loss: float | None = None
 
 
 class ArrayReplica:
