@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from edl.api.cluster_port import PodOptions, PodPhase, PodStatus, Role, TerminationCause
+from edl.api.errors import SIGKILL_EXIT
 
 if TYPE_CHECKING:
     from edl.simulation.clock import VirtualClock
@@ -94,11 +95,11 @@ class SimulatedCluster:
             return
         self.pods[uid] = replace(pod, leaving=True, cause=pod.cause or cause)
         if pod.phase is PodPhase.PENDING or grace <= 0:
-            self.end_pod(uid, None if pod.phase is PodPhase.PENDING else 137)
+            self.end_pod(uid, None if pod.phase is PodPhase.PENDING else SIGKILL_EXIT)
             return
         self._report_pod(uid)
         self._on_sigterm(uid)
-        self._clock.call_later(grace, lambda: self.end_pod(uid, 137))
+        self._clock.call_later(grace, lambda: self.end_pod(uid, SIGKILL_EXIT))
 
     def lose_node(self, uid: str) -> None:
         """Lose a pod's node. The process ends at once, the pod when the cluster has noticed."""
@@ -107,7 +108,7 @@ class SimulatedCluster:
             self._clock.call_later(NOTICED, lambda: self.delete_pod(uid, NOTICED, TerminationCause.NODE_LOST))
 
     def end_pod(self, uid: str, exit_code: int | None, cause: TerminationCause = TerminationCause.NONE) -> None:
-        """End a pod: 0, 143 (SIGTERM), 137 (SIGKILL), an error, or no code if it is unknown."""
+        """End a pod: 0, ``SIGTERM_EXIT``, ``SIGKILL_EXIT``, an error, or no code if it is unknown."""
         pod = self.pods.get(uid)
         if pod is None or pod.has_ended:
             return

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from edl.api.errors import SIGTERM_EXIT
+from edl.api.errors import SIGKILL_EXIT, SIGTERM_EXIT
 from edl.core.crash_suspects import MAX_FED_AHEAD
 from edl.core.events import (
     Acknowledged,
@@ -177,12 +177,15 @@ class SimulatedWorker:
         elif lease.done_steps == lease.lease.step_count:
             self._report_task(lease, None)
         elif minibatch_of(lease.lease, lease.done_steps) in self.world.lethal_minibatches or self._feeds_lethal():
-            self.call_later(self.step_seconds, lambda: self.world.end_pod(self.uid, self.world.rng.choice((0, 137))))
+            self.call_later(self.step_seconds, self._crash)
         elif minibatch_of(lease.lease, lease.done_steps) in self.world.poison_minibatches:
             failed = WorkerFailed(self.uid, "crash", "bad record", lease=lease.lease_reply.lease)
             self.send_message(failed, lambda _: self.world.end_pod(self.uid, 1))
         else:
             self.call_later(self.step_seconds, lambda: self._push_step(lease))
+
+    def _crash(self) -> None:
+        self.world.end_pod(self.uid, self.world.rng.choice((0, SIGKILL_EXIT)))
 
     def _feeds_lethal(self) -> bool:
         """Whether a minibatch that crashes this worker is among those that it has read or fed."""

@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 from edl.api.cluster_port import PodOptions, PodStatus, Role, TerminationCause
+from edl.api.errors import SIGKILL_EXIT
 from edl.api.journal_entries import JobResumed, JournalEntry, LeaseReturned, ParametersRolledBack
 from edl.api.run_events import JobEvent
 from edl.core import events as ev
@@ -168,9 +169,9 @@ class TrainingWorld:
         """Resume a stopped job as ``--resume`` does, with no process of the earlier run left."""
         assert self.end_command is not None
         for worker in self.alive_workers():
-            self.end_pod(worker.uid, 137)
+            self.end_pod(worker.uid, SIGKILL_EXIT)
         for ps in self.alive_servers():
-            self.end_pod(ps.uid, 137)
+            self.end_pod(ps.uid, SIGKILL_EXIT)
         self._record_entry(JobResumed())
         self.end_command = None
         self.kill_master(away)
@@ -425,7 +426,7 @@ class TrainingWorld:
         self.clock.call_later(REGISTER * self.rng.uniform(0.1, 1.0), lambda: self._register_ps(ps))
 
     def end_pod(self, uid: str, exit_code: int, cause: TerminationCause = TerminationCause.NONE) -> None:
-        """End a pod: 0, 143 (SIGTERM), 137 (SIGKILL) or an error."""
+        """End a pod: 0, ``SIGTERM_EXIT``, ``SIGKILL_EXIT`` or an error."""
         self.cluster.end_pod(uid, exit_code, cause)
 
     def alive_servers(self) -> list[SimulatedPs]:

@@ -23,7 +23,7 @@ from uuid import uuid4
 
 import pyarrow.parquet as pq
 
-from edl.api.errors import BadInputError, EdlError
+from edl.api.errors import SIGTERM_EXIT, BadInputError, EdlError
 from edl.api.job_spec import JobSpec
 from edl.jobfile.loader import dump_job_spec, load_job_file
 from edl.jobfile.strategy_choice import uses_all_reduce
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             prepare(ClusterRequest.from_text(words[1]), run)
         else:
             # A master that must leave ends what this process trains, too.
-            signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(SIGTERM_EXIT))
             finish(run, json.load(sys.stdin))
     except EdlError as error:
         print(f"edl: {error}", file=sys.stderr)

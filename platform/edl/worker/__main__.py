@@ -13,11 +13,9 @@ import sys
 from concurrent.futures import Future
 from pathlib import Path
 
-from edl.api.errors import EdlError
+from edl.api.errors import INTERRUPTED_EXIT, EdlError
 from edl.worker.command_program import read_command, run_program
 from edl.worker.graceful_shutdown import end_process
-
-INTERRUPTED_EXIT_CODE = 130
 
 
 def main() -> int:
@@ -34,7 +32,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        return INTERRUPTED_EXIT_CODE
+        return INTERRUPTED_EXIT
 
 
 def _run_local_strategy() -> int:

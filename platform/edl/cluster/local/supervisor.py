@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from edl.api.cluster_port import PodPhase, PodStatus, Role
-from edl.api.errors import INTERRUPTED_EXIT, SIGTERM_EXIT, BadInputError, RetryableError
+from edl.api.errors import INTERRUPTED_EXIT, SIGKILL_EXIT, SIGTERM_EXIT, BadInputError, RetryableError
 from edl.cluster.local import parent_death
 from edl.cluster.local.orphan_reaper import OrphanReaper
 from edl.cluster.local.role_process import ExitStatus, RoleCommand, RoleEnvironment, RoleProcess
@@ -256,8 +256,6 @@ STOP_GRACE_SECONDS = 3.0
 FINAL_CHECKPOINT_SECONDS = 11.0
 """Time for the master to take a final checkpoint and end the job. The master limits itself to one second less."""
 
-ABANDONED_EXIT_CODE = 137  # as if the supervisor had been killed with its parent
-
 
 class Supervisor:
     """Runs one job: the master, and the pods that it requests."""
@@ -297,7 +295,7 @@ class Supervisor:
 
     def abandon(self) -> None:
         """Kill all roles and end: the process that started the supervisor has died."""
-        self._exit_code = ABANDONED_EXIT_CODE
+        self._exit_code = SIGKILL_EXIT  # as if it had been killed with its parent
         self._kill_all()
 
     def _kill_all(self) -> None:
