@@ -74,7 +74,7 @@ class CheckpointCopies:
         self._sizes = replica.state_sizes()
         self._members: Sequence[str] = ()
         # The requests of other ranks than 0 wait half a second: the next checkpoint would wait as well.
-        writer.on_written = world.request_report
+        writer.call_when_written(world.request_report)
 
     def start_round(self, members: Sequence[str]) -> None:
         """A round of these workers runs."""

@@ -41,12 +41,15 @@ class CheckpointWriter:
         self._checkpoints_dir = checkpoints_dir
         self._metadata = metadata or {}
         self._convert = convert
-        self.on_written: Callable[[], None] = lambda: None
-        """Called on the writer's thread when a file is on disk, or could not be written."""
+        self._on_written: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
         self._is_copying = False
         self._progress: pb.CopiedState | None = None
         self._thread: threading.Thread | None = None
+
+    def call_when_written(self, callback: Callable[[], None]) -> None:
+        """Call this on the writer's thread when a file is on disk, or could not be written; before the first copy."""
+        self._on_written = callback
 
     @property
     def progress(self) -> pb.CopiedState | None:
@@ -129,7 +132,7 @@ class CheckpointWriter:
             written_state.MergeFrom(copied)
             if self._progress is copied:
                 self._progress = written_state
-        self.on_written()
+        self._on_written()
 
     def directory(self, cut: int) -> Path:
         """The folder of a checkpoint."""
