@@ -244,7 +244,7 @@ def _complete_cut(state: JobState, cut: PendingCut) -> None:
 
 def _check_update_balance(state: JobState, cut: PendingCut, step: int) -> update_accounting.UpdateBalance:
     """Compare the done steps with the applied ones; report losses that were unknown before, and mismatches."""
-    imbalance = update_accounting.compare_with_cut(state, cut, step)
+    imbalance = update_accounting.compare_with_cut(state.pods, state.counters, cut, step)
     back = state.checkpoint.cut if state.checkpoint is not None else None
     for index, updates in imbalance.missing_updates.items():
         more = updates - state.counters.updates_of.get(index, 0)

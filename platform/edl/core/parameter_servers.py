@@ -362,8 +362,8 @@ def _fall_back_to_checkpoint(state: JobState, newest: SavedCheckpoint, older: Sa
     # Others hold parameters and the ledger stays. A PS that was to load the newest checkpoint loads an
     # older one: count the further updates that it lacks.
     then, now = (
-        update_accounting.checkpoint_missing_updates(state, older),
-        update_accounting.checkpoint_missing_updates(state, newest),
+        update_accounting.checkpoint_missing_updates(state.counters, older),
+        update_accounting.checkpoint_missing_updates(state.counters, newest),
     )
     for index in sorted(set(range(fleet.ps_count)) - fleet.parameter_holders.keys()):
         more = newest.step - older.step + then.get(str(index), 0) - now.get(str(index), 0)
@@ -399,7 +399,8 @@ def check_lost_holders(state: JobState, reason: str) -> None:
         roll_back_job(state, description)
         return
     for index in lost_indices:
-        _roll_back_ps(state, index, update_accounting.count_updates_lost(state, index), f"ps-{index}: {reason}")
+        updates = update_accounting.count_updates_lost(state.counters, state.checkpoint, state.step, index)
+        _roll_back_ps(state, index, updates, f"ps-{index}: {reason}")
 
 
 def _roll_back_ps(state: JobState, index: int, updates: int, reason: str) -> None:

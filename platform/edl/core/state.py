@@ -73,6 +73,7 @@ from edl.core.events import (
     RecordEntry,
     TrainingStalled,
 )
+from edl.core.job_counters import JobCounters
 from edl.core.job_pods import JobPods
 from edl.core.lease_timeouts import LeaseHolder, LeaseTimeouts
 from edl.core.ledger import (
@@ -183,38 +184,6 @@ class JobSettings:
     def suspect_records(self) -> int:
         """The most records that are held together for the end of a worker: those of one minibatch."""
         return self.minibatch if self.global_batch is None else min(self.minibatch, self.global_batch)
-
-
-@dataclass(slots=True)
-class JobCounters:
-    """Counters for the summary that are not in the ledger.
-
-    Attributes:
-        updates_of: ``updates_rolled_back`` by PS index; the keys are strings, as in JSON.
-        steps_not_applied: steps that workers reported as done and a PS did not apply although it lost
-            nothing, or the reverse; see ``update_accounting``.
-        skipped: corrupt records that were skipped, counted each time.
-        updates_skipped: steps that changed nothing because a loss or gradient was not finite.
-        warnings: of workers, by topic.
-        loading: Python code that loads the export, if Keras alone cannot.
-        corrupt: corrupt records by pass over a data set, which ``data.max_corrupt_records`` limits.
-    """
-
-    repeated: int = 0
-    partial: int = 0
-    skipped: int = 0
-    rolled_back: int = 0
-    updates_rolled_back: int = 0
-    steps_not_applied: int = 0
-    updates_skipped: int = 0
-    updates_of: dict[str, int] = field(default_factory=dict)
-    workers_lost: int = 0
-    loss: float | None = None
-    metrics: dict[str, float | None] = field(default_factory=dict)
-    corrupt: dict[str, int] = field(default_factory=dict)
-    exported: list[str] = field(default_factory=list)
-    loading: str = ""
-    warnings: dict[str, list[str]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -644,7 +613,7 @@ def _apply_returned(state: JobState, entry: LeaseReturned) -> None:
     if not found:
         return
     state.ledgers[found[0]].requeue_lease(number, entry.through, entry.quarantine or 0)
-    update_accounting.add_repeated_steps(state, entry.extra or {})
+    update_accounting.add_repeated_steps(state.pods, entry.extra or {})
     state.counters.repeated += entry.repeated
     state.counters.partial += entry.partial
     if found[0] == TRAINING:
@@ -668,7 +637,7 @@ def _close_revoked_lease(state: JobState, number: int) -> None:
 def _apply_cut(state: JobState, entry: CutAnnounced | CutTaken | CutCalledOff) -> None:
     state.cut_number = max(state.cut_number, entry.cut)
     if isinstance(entry, CutTaken):
-        update_accounting.apply_balance_entry(state, entry)
+        update_accounting.apply_balance_entry(state.pods, state.counters, entry)
 
 
 def _apply_saved(state: JobState, entry: CheckpointWritten | CheckpointReplaced | BestWeightsRestored) -> None:
@@ -766,7 +735,7 @@ def _apply_rolled_back(state: JobState, entry: ParametersRolledBack) -> None:
         fleet.parameter_holders.pop(entry.ps, None)
         # A successor that was lost as well may have applied updates that the checkpoint lacks.
         fleet.handed_over_ps = {uid: index for uid, index in fleet.handed_over_ps.items() if index != entry.ps}
-        update_accounting.add_lost_updates(state, str(entry.ps), entry.updates or 0)
+        update_accounting.add_lost_updates(state.counters, str(entry.ps), entry.updates or 0)
     else:
         training = state.ledgers[TRAINING]
         training.restore_snapshot(entry.ledger)
@@ -786,7 +755,8 @@ def _apply_rolled_back(state: JobState, entry: ParametersRolledBack) -> None:
         state.revocations.clear()
         state.pods.parameter_holders.clear()
         _release_paused_updates(state)
-        update_accounting.apply_full_rollback(state, entry.ledger.get("lacking", None if entry.cut else {}))
+        lacking = entry.ledger.get("lacking", None if entry.cut else {})
+        update_accounting.apply_full_rollback(state.pods, state.counters, lacking)
         state.callbacks = state.callbacks.roll_back_to(step)
         _forget_stop_after(state, step)
     # In both cases, a PS that kept a part of the pinned cuts is gone.
@@ -891,7 +861,7 @@ def _apply_best_restored(state: JobState, entry: BestWeightsRestored) -> None:
 def _apply_restored(state: JobState, entry: ParametersRestored) -> None:
     state.pods.restore_lease[entry.ps] = entry.born
     if entry.index is not None:
-        update_accounting.apply_ps_restore(state, entry.ps, entry.index)
+        update_accounting.apply_ps_restore(state.pods, state.counters, state.checkpoint, entry.ps, entry.index)
 
 
 def _apply_worker(state: JobState, entry: WorkerChanged) -> None:

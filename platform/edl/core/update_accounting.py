@@ -20,34 +20,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from edl.api.journal_entries import CutTaken
-    from edl.core.cuts import PendingCut, SavedCheckpoint
-    from edl.core.state import JobState
+from edl.api.journal_entries import CutTaken
+from edl.core.cuts import PendingCut, SavedCheckpoint
+from edl.core.job_counters import JobCounters
+from edl.core.job_pods import JobPods
 
 
-def checkpoint_missing_updates(state: JobState, checkpoint: SavedCheckpoint | None) -> Mapping[str, int]:
+def checkpoint_missing_updates(counters: JobCounters, checkpoint: SavedCheckpoint | None) -> Mapping[str, int]:
     """Updates that a checkpoint's parameters lack, by PS index."""
     if checkpoint is None:
         return {}
     # Checkpoints of older versions do not have the numbers; the current ones are the best estimate.
-    lacking: Mapping[str, int] = checkpoint.ledger.get("lacking", state.counters.updates_of)
+    lacking: Mapping[str, int] = checkpoint.ledger.get("lacking", counters.updates_of)
     return lacking
 
 
-def count_updates_lost(state: JobState, index: int) -> int:
-    """Updates that a PS loses when it rolls back now to the newest checkpoint, or to the start."""
-    step = state.checkpoint.step if state.checkpoint is not None else 0
-    lacking = state.step - step + checkpoint_missing_updates(state, state.checkpoint).get(str(index), 0)
+def count_updates_lost(counters: JobCounters, checkpoint: SavedCheckpoint | None, step: int, index: int) -> int:
+    """Updates that a PS loses when it rolls back at ``step`` to this checkpoint; None: to the start."""
+    checkpoint_step = checkpoint.step if checkpoint is not None else 0
+    lacking = step - checkpoint_step + checkpoint_missing_updates(counters, checkpoint).get(str(index), 0)
     # What it lacked before is already counted.
-    return max(0, lacking - state.counters.updates_of.get(str(index), 0))
+    return max(0, lacking - counters.updates_of.get(str(index), 0))
 
 
-def add_lost_updates(state: JobState, index: str, updates: int) -> None:
+def add_lost_updates(counters: JobCounters, index: str, updates: int) -> None:
     """Add updates that a PS lacks."""
-    counters = state.counters
     if updates:
         counters.updates_of[index] = counters.updates_of.get(index, 0) + updates
         counters.updates_rolled_back += updates
@@ -66,9 +64,9 @@ class UpdateBalance:
     step_differences: dict[str, int] = field(default_factory=dict)
 
 
-def compare_with_cut(state: JobState, cut: PendingCut, done: int) -> UpdateBalance:
+def compare_with_cut(fleet: JobPods, counters: JobCounters, cut: PendingCut, done: int) -> UpdateBalance:
     """Compare the steps that every PS had admitted when it made its copy with the steps done in the cut."""
-    fleet, known = state.pods, state.counters.updates_of
+    known = counters.updates_of
     balance = UpdateBalance()
     restored_ps: dict[str, int] = {}
     steady_differences = []
@@ -99,9 +97,8 @@ def compare_with_cut(state: JobState, cut: PendingCut, done: int) -> UpdateBalan
     return balance
 
 
-def apply_balance_entry(state: JobState, entry: CutTaken) -> None:
+def apply_balance_entry(fleet: JobPods, counters: JobCounters, entry: CutTaken) -> None:
     """Apply the balance of a cut; no change if no PS counts its steps."""
-    fleet, counters = state.pods, state.counters
     if entry.lacking is None:
         return
     counters.updates_of.update(entry.lacking)
@@ -114,24 +111,26 @@ def apply_balance_entry(state: JobState, entry: CutTaken) -> None:
     counters.steps_not_applied += max(map(abs, differs.values()), default=0)
 
 
-def apply_full_rollback(state: JobState, lacking: Mapping[str, int] | None) -> None:
+def apply_full_rollback(fleet: JobPods, counters: JobCounters, lacking: Mapping[str, int] | None) -> None:
     """Apply a rollback of all parameters to a checkpoint that lacks ``lacking`` updates; None: unknown."""
-    state.pods.measured_ps.clear()
+    fleet.measured_ps.clear()
     if lacking is not None:
-        state.counters.updates_of = {index: updates for index, updates in lacking.items() if updates}
-        state.counters.updates_rolled_back = sum(state.counters.updates_of.values())
+        counters.updates_of = {index: updates for index, updates in lacking.items() if updates}
+        counters.updates_rolled_back = sum(counters.updates_of.values())
 
 
-def apply_ps_restore(state: JobState, uid: str, index: int) -> None:
-    """Apply that a PS loads the newest checkpoint, or starts from initial values if there is none."""
-    step = state.checkpoint.step if state.checkpoint is not None else 0
-    state.pods.update_offsets[uid] = checkpoint_missing_updates(state, state.checkpoint).get(str(index), 0) - step
-    state.pods.measured_ps.pop(index, None)
+def apply_ps_restore(
+    fleet: JobPods, counters: JobCounters, checkpoint: SavedCheckpoint | None, uid: str, index: int
+) -> None:
+    """Apply that a PS loads this checkpoint, or starts from initial values if there is none."""
+    step = checkpoint.step if checkpoint is not None else 0
+    fleet.update_offsets[uid] = checkpoint_missing_updates(counters, checkpoint).get(str(index), 0) - step
+    fleet.measured_ps.pop(index, None)
 
 
-def add_repeated_steps(state: JobState, steps: Mapping[str, int]) -> None:
+def add_repeated_steps(fleet: JobPods, steps: Mapping[str, int]) -> None:
     """Add steps that each of these PS admitted, that are not done and will be leased again."""
     for uid, extra in steps.items():
         # A PS that was restored by a master of an older version has no offset and is not balanced.
-        if uid in state.pods.update_offsets or uid not in state.pods.restore_lease:
-            state.pods.update_offsets[uid] = state.pods.update_offsets.get(uid, 0) + extra
+        if uid in fleet.update_offsets or uid not in fleet.restore_lease:
+            fleet.update_offsets[uid] = fleet.update_offsets.get(uid, 0) + extra
