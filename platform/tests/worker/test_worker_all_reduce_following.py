@@ -28,7 +28,7 @@ from edl.worker.allreduce import step_feed, step_follower
 from edl.worker.allreduce.step_feed import StepFeed
 from edl.worker.allreduce.step_follower import StepFollower
 from edl.worker.allreduce.step_message import StepMessage
-from edl.worker.allreduce.world_client import View, WorldClient
+from edl.worker.allreduce.world_client import RoundView, WorldClient
 
 RECORDS = 2_000
 
@@ -380,7 +380,7 @@ def follower(folder):
         replica = CountingReplica(4)
         world = WorldClient(None, "w", "here", is_leaving=lambda: False, on_closed=lambda *_: None)  # type: ignore[arg-type]
         world._rank.leave_world(RoundId(1, 1), may_follow=True)
-        view = View(version=1, round=RoundId(1, 1), phase=RoundPhase.RUNNING, source_address=listener.address)
+        view = RoundView(version=1, round=RoundId(1, 1), phase=RoundPhase.RUNNING, source_address=listener.address)
         world._view = view
         size = replica.pack_state().nbytes
         made = StepFollower(

@@ -30,7 +30,7 @@ from edl.transport.peer_errors import BulkRefusedError
 from edl.worker.allreduce import state_parts, step_feed
 from edl.worker.allreduce.step_feed import StepFeed
 from edl.worker.allreduce.step_follower import StepFollower
-from edl.worker.allreduce.world_client import View, WorldClient
+from edl.worker.allreduce.world_client import RoundView, WorldClient
 
 ROUND = RoundId(1, 1)
 SHARES = b'{"after": 0, "step": 0, "done": [], "newest": []}'
@@ -96,7 +96,7 @@ class Following:
 
     def _follow(self) -> None:
         source, *helpers = (member.listener.address for member in self.members)
-        view = View(
+        view = RoundView(
             version=1, round=ROUND, phase=RoundPhase.RUNNING, source_address=source, helper_addresses=tuple(helpers)
         )
         self.world._view = view

@@ -39,7 +39,7 @@ class RankSteps(Protocol):
 
 
 class CheckpointOrders(Protocol):
-    """What the master asks for; ``View`` implements it."""
+    """What the master asks for; ``RoundView`` implements it."""
 
     @property
     def checkpoint(self) -> CheckpointOrder | None: ...

@@ -28,7 +28,7 @@ from edl.worker.allreduce.model_description import format_model
 from edl.worker.allreduce.rank_answers import MAX_SHARES_BYTES, read_answer, read_pending_shares
 from edl.worker.allreduce.state_parts import CHECK_SECONDS, StateParts, check_state_bytes, wait_readable
 from edl.worker.allreduce.step_message import StepOutcome
-from edl.worker.allreduce.world_client import View, WorldClient
+from edl.worker.allreduce.world_client import RoundView, WorldClient
 
 _LOG = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class StepFollower:
         self._parts_kind = FrameKind.ROUND_STATE
         self._part_bytes = 0
 
-    def follow(self, view: View) -> None:
+    def follow(self, view: RoundView) -> None:
         """Follow the round of this view until no further step of it comes; this worker asks to join then.
 
         A source that is lost, or that is faster than this worker, does no harm: the worker gets the state when it
@@ -109,7 +109,7 @@ class StepFollower:
             self._follow(view, parts)
         self._world.end_following()
 
-    def _follow(self, view: View, parts: StateParts) -> None:
+    def _follow(self, view: RoundView, parts: StateParts) -> None:
         try:
             model = self._replica.fingerprint()
             parts.request(_make_request(view, model))
@@ -127,7 +127,7 @@ class StepFollower:
             finally:
                 connection.close()
 
-    def _ask_for_difference(self, view: View) -> BulkRefusedError | None:
+    def _ask_for_difference(self, view: RoundView) -> BulkRefusedError | None:
         """The refusal that names the first variable in which the models differ; None: the source is gone."""
         described = format_model(self._worker, self._replica.describe_variables())
         if len(described.encode()) > _MAX_DESCRIBED_BYTES:
@@ -141,7 +141,9 @@ class StepFollower:
         connection.close()
         return None
 
-    def _connect(self, view: View, model: str, parts: StateParts | None = None) -> tuple[BulkConnection, socket.socket]:
+    def _connect(
+        self, view: RoundView, model: str, parts: StateParts | None = None
+    ) -> tuple[BulkConnection, socket.socket]:
         with BulkClient(view.source_address, self._token, timeout=PEER_SECONDS, max_body=0) as client:
             request = _make_request(view, model)
             if parts is not None:
@@ -152,7 +154,7 @@ class StepFollower:
         limits = FrameLimits(MAX_META_BYTES, max(self._state_bytes, self._sum_bytes))
         return BulkConnection(sock, _SOURCE, limits, PEER_SECONDS), sock
 
-    def _receive_all(self, view: View, connection: BulkConnection, sock: socket.socket, parts: StateParts) -> None:
+    def _receive_all(self, view: RoundView, connection: BulkConnection, sock: socket.socket, parts: StateParts) -> None:
         self._has_state, self._parts, self._part_bytes = False, [], 0
         body = memoryview(bytearray(max(self._state_bytes, self._sum_bytes)))
         parts.receive()
@@ -170,7 +172,7 @@ class StepFollower:
                 raise
             _LOG.info("the connection to the member that this worker followed in %s was lost: %s", view.round, error)
 
-    def _wait_for_frame(self, view: View, sock: socket.socket) -> bool:
+    def _wait_for_frame(self, view: RoundView, sock: socket.socket) -> bool:
         """Wait for the next frame; False: no further one is waited for."""
         closed_at: float | None = None
         while not self._must_end():
@@ -283,6 +285,6 @@ class StepFollower:
             self._world.catch_up()
 
 
-def _make_request(view: View, model: str) -> pb.FollowRound:
+def _make_request(view: RoundView, model: str) -> pb.FollowRound:
     round_id = pb.Round(incarnation=view.round.incarnation, number=view.round.number)
     return pb.FollowRound(round=round_id, model=model)

@@ -43,7 +43,7 @@ from edl.worker.allreduce.step_feed import StepFeed
 from edl.worker.allreduce.step_follower import StepFollower
 from edl.worker.allreduce.step_message import StepMessage, StepOutcome
 from edl.worker.allreduce.update_sums import UpdateResult, UpdatesReplica, UpdateSums
-from edl.worker.allreduce.world_client import View, WorldClient
+from edl.worker.allreduce.world_client import RoundView, WorldClient
 from edl.worker.graceful_shutdown import LeavingError, ShutdownGate
 from edl.worker.lease_client import LeasedTask
 from edl.worker.loss_log import LossLog
@@ -295,18 +295,18 @@ class StepLoop:
             return True
         return world.phase is RankPhase.ENDED and time.monotonic() - self._round_ended_at < NEXT_ROUND_SECONDS
 
-    def _leave_if_told(self, view: View) -> None:
+    def _leave_if_told(self, view: RoundView) -> None:
         if self._gate.closed and not view.is_member and not self._owes_shard(view):
             self._close_communicator()
             self._on_left()
             raise LeavingError
 
-    def _owes_shard(self, view: View) -> bool:
+    def _owes_shard(self, view: RoundView) -> bool:
         """Whether a checkpoint in progress lacks what only this worker has."""
         order = view.checkpoint
         return order is not None and self._checkpoints.has_begun(order.cut)
 
-    def _follow(self, view: View) -> bool:
+    def _follow(self, view: RoundView) -> bool:
         """Do what the view asks for; False if there is nothing to do but to wait."""
         world = self._world
         if not view.is_member:
@@ -328,7 +328,7 @@ class StepLoop:
             return True
         return False
 
-    def _follow_from_outside(self, view: View) -> bool:
+    def _follow_from_outside(self, view: RoundView) -> bool:
         """Get the steps of the running round, so that this worker has the newest state when it joins."""
         world, may_follow = self._world, view.phase is not RoundPhase.CLOSING and not self._gate.closed
         if not world.is_outside or view.round > world.round:
@@ -355,7 +355,7 @@ class StepLoop:
 
     # ------------------------------------------------------------------ entering a round
 
-    def _enter(self, view: View) -> None:
+    def _enter(self, view: RoundView) -> None:
         """Connect the ring of a new round, get its first state, and confirm it."""
         self._close_communicator()
         if not view.holders:
@@ -377,7 +377,7 @@ class StepLoop:
             _LOG.warning("%s ended before it started: %s", view.round, error)
             self._end_round()
 
-    def _align_callbacks(self, view: View, communicator: Communicator) -> Callable[[], None]:
+    def _align_callbacks(self, view: RoundView, communicator: Communicator) -> Callable[[], None]:
         """Let the callbacks of all ranks stand at the same place, before the members that lack the state get it.
 
         A member that lacks it begins training, and the epoch of the others, before: what its callbacks change then is
@@ -425,7 +425,7 @@ class StepLoop:
         begin_next_step()
         return lambda: None
 
-    def _share_state(self, view: View, communicator: Communicator, before_state: Callable[[], None]) -> None:
+    def _share_state(self, view: RoundView, communicator: Communicator, before_state: Callable[[], None]) -> None:
         """Give the first state to the members that lack it, and to all if their processors differ.
 
         It is a sum to which one holder adds its state and everybody else zeros: exact to the bit, because the
@@ -466,7 +466,7 @@ class StepLoop:
                 pending = read_answer(shares.tobytes(), read_pending_shares, "shares of its state", source_name)
             self._world.adopt_state(view.round, view.step, pending)
 
-    def _restart_state(self, view: View) -> np.ndarray[Any, Any]:
+    def _restart_state(self, view: RoundView) -> np.ndarray[Any, Any]:
         """The state of the newest checkpoint, or the initial one; rank 0 may have variables of later steps.
 
         Raises:
@@ -489,7 +489,7 @@ class StepLoop:
 
     # ------------------------------------------------------------------ a round
 
-    def _run_round(self, view: View) -> None:
+    def _run_round(self, view: RoundView) -> None:
         """Take steps until the world changes or there is no more work."""
         communicator, world = self._connection.communicator, self._world
         assert communicator is not None
@@ -584,7 +584,7 @@ class StepLoop:
         """The present state for workers that follow this round."""
         return json.dumps(self._world.pending_shares()).encode(), self._replica.hold_state()
 
-    def _copy_for_evaluation(self, view: View) -> None:
+    def _copy_for_evaluation(self, view: RoundView) -> None:
         with self._callbacks.showing_checkpoint() if self._has_begun_step() else nullcontext():
             is_copied = self._evaluation.follow(view.copy_at, view.evaluated_step, self._world.step)
         if is_copied:
@@ -610,7 +610,7 @@ class StepLoop:
         message = self._compute(epoch, (lease.share(),), iter([(lease.task, lease.load())]))
         return replace(message, epoch=epoch, learning_rate=self._learning_rate(view, epoch))
 
-    def _prepare_share(self, batch: BatchPlan, view: View, *, changes: bool) -> StepMessage:
+    def _prepare_share(self, batch: BatchPlan, view: RoundView, *, changes: bool) -> StepMessage:
         """Compute this rank's share of the agreed step, and tell what it has for the next one.
 
         A change of the world or a pause comes after this step: without this share it would be too small.
@@ -651,7 +651,7 @@ class StepLoop:
             return NO_RECORDS
         return available
 
-    def _learning_rate(self, view: View, epoch: int) -> float | None:
+    def _learning_rate(self, view: RoundView, epoch: int) -> float | None:
         if self._epoch_rate is not None:
             return self._epoch_rate(epoch)
         return self._callbacks.learning_rate if view.learning_rate is None else view.learning_rate
@@ -708,7 +708,7 @@ class StepLoop:
             rank=self._world.rank,
         )
 
-    def _current_lease(self, view: View, *, nobody_has_records: bool) -> OpenLease | None:
+    def _current_lease(self, view: RoundView, *, nobody_has_records: bool) -> OpenLease | None:
         """The lease whose records come next; None if there are none now, or if this rank may not train."""
         is_at_limit = self._max_steps is not None and self._world.step >= self._max_steps
         # A rank whose view is older learns of the pause from the others' messages.

@@ -31,7 +31,7 @@ FOLLOWER_POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class RoundView:
     """What the master says about the rounds; see ``WorldReply`` in edl.proto.
 
     Attributes:
@@ -77,7 +77,7 @@ class View:
     epoch: int = 0
 
     @classmethod
-    def from_message(cls, reply: pb.WorldReply, previous: View) -> View:
+    def from_message(cls, reply: pb.WorldReply, previous: RoundView) -> RoundView:
         """The view in a reply.
 
         Args:
@@ -89,33 +89,33 @@ class View:
         if not members and round_id == previous.round:
             members, addresses, holders = previous.members, previous.addresses, previous.holders
         return cls(
-            reply.version,
-            round_id,
-            RoundPhase(reply.phase),
-            reply.member,
-            members,
-            addresses,
-            reply.step,
-            holders,
-            reply.committed,
-            reply.change,
-            reply.reason,
-            {lease.lease: lease.end for lease in reply.leases},
-            reply.last_lease,
-            reply.pause,
-            reply.evaluate_at,
-            reply.restore_cut,
-            CheckpointOrder(reply.checkpoint.cut, reply.checkpoint.at_step, reply.checkpoint.when_paused)
+            version=reply.version,
+            round=round_id,
+            phase=RoundPhase(reply.phase),
+            is_member=reply.member,
+            members=members,
+            addresses=addresses,
+            step=reply.step,
+            holders=holders,
+            committed_step=reply.committed,
+            must_change=reply.change,
+            reason=reply.reason,
+            leases={lease.lease: lease.end for lease in reply.leases},
+            last_lease=reply.last_lease,
+            must_pause=reply.pause,
+            evaluate_at=reply.evaluate_at,
+            restore_cut=reply.restore_cut,
+            checkpoint=CheckpointOrder(reply.checkpoint.cut, reply.checkpoint.at_step, reply.checkpoint.when_paused)
             if reply.HasField("checkpoint")
             else None,
-            reply.learning_rate if reply.HasField("learning_rate") else None,
-            reply.epoch_left,
-            reply.may_be_short,
-            reply.source.address,
-            tuple(helper.address for helper in reply.helpers if helper.address),
-            reply.copy_at,
-            reply.evaluated_step,
-            reply.epoch,
+            learning_rate=reply.learning_rate if reply.HasField("learning_rate") else None,
+            epoch_left=reply.epoch_left,
+            may_be_short=reply.may_be_short,
+            source_address=reply.source.address,
+            helper_addresses=tuple(helper.address for helper in reply.helpers if helper.address),
+            copy_at=reply.copy_at,
+            evaluated_step=reply.evaluated_step,
+            epoch=reply.epoch,
         )
 
     def pauses_at(self, step: int) -> bool:
@@ -169,7 +169,7 @@ class WorldClient:
         self._changed = threading.Condition()
         # It asks to join when it knows whether there is a round to follow.
         self._rank = RankState(worker, phase=RankPhase.FOLLOWING)
-        self._view = View()
+        self._view = RoundView()
         self._digest: int | None = None
         self._difference = ""
         self._stable_step = 0
@@ -184,7 +184,7 @@ class WorldClient:
     # ------------------------------------------------------------------ what the main thread asks
 
     @property
-    def view(self) -> View:
+    def view(self) -> RoundView:
         """The newest view.
 
         Raises:
@@ -230,7 +230,7 @@ class WorldClient:
         with self._changed:
             return self._rank.shares.to_json()
 
-    def wait_for_view(self, known: View, seconds: float) -> None:
+    def wait_for_view(self, known: RoundView, seconds: float) -> None:
         """Wait until there is another view than ``known``, at most ``seconds``."""
         with self._changed:
             self._changed.wait_for(
@@ -239,7 +239,7 @@ class WorldClient:
 
     # ------------------------------------------------------------------ what the main thread does
 
-    def enter_round(self, view: View) -> None:
+    def enter_round(self, view: RoundView) -> None:
         entry = RoundAnnounced(view.round, view.members, view.step, view.holders, view.reason)
         with self._changed:
             self._digest = None
@@ -464,7 +464,7 @@ class WorldClient:
 
     def _take_reply(self, reply: pb.WorldReply) -> None:
         with self._changed:
-            view = View.from_message(reply, self._view)
+            view = RoundView.from_message(reply, self._view)
             # Two threads ask. Steps that become done do not raise the version.
             if (view.version, view.committed_step) < (self._view.version, self._view.committed_step):
                 return
@@ -486,7 +486,7 @@ class WorldClient:
 _IN_ROUND = (RankPhase.FETCHING, RankPhase.CONFIRMED, RankPhase.RUNNING)
 
 
-def _is_round_over(view: View, round_id: RoundId) -> bool:
+def _is_round_over(view: RoundView, round_id: RoundId) -> bool:
     return view.round > round_id or (
         view.round == round_id and (view.phase is RoundPhase.CLOSING or not view.is_member)
     )
