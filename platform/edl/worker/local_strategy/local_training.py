@@ -58,7 +58,7 @@ _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedStep:
     """One step: its records and epoch."""
 
     epoch: int
@@ -84,7 +84,7 @@ def make_ledger(train: TrainSpec, sources: Sequence[RecordSource], order: Shuffl
     return Ledger(ShardPlan(tuple(sources), leased, train.seed), train.epochs, train.minibatch_size)
 
 
-def steps(ledger: Ledger, window: int = 0, named: PositionDescriber | None = None) -> Iterator[Planned]:
+def steps(ledger: Ledger, window: int = 0, named: PositionDescriber | None = None) -> Iterator[PlannedStep]:
     """Generate the steps that are left of a ledger, which changes with them.
 
     Args:
@@ -111,11 +111,11 @@ def steps(ledger: Ledger, window: int = 0, named: PositionDescriber | None = Non
             position_describer=named,
         )
         for step in range(task.step_count):
-            yield Planned(work.epoch, task, step)
+            yield PlannedStep(work.epoch, task, step)
         work = ledger.next_range(worker=_WORKER)
 
 
-def ledger_position(ledger: Ledger, last: Planned | None) -> dict[str, Any]:
+def ledger_position(ledger: Ledger, last: PlannedStep | None) -> dict[str, Any]:
     """The snapshot of a ledger of which ``steps`` has yielded ``last``, which is done."""
     return _continue_begun(ledger.snapshot_at_cut({} if last is None else {last.task.lease_id: last.step + 1}))
 
@@ -177,7 +177,7 @@ class LocalTraining:
         """The ledger of the checkpoint from which the run was resumed."""
         self._ledger: Ledger | None = None
         """The ledger of the steps that are trained; the feeding thread has one of its own."""
-        self._last: Planned | None = None
+        self._last: PlannedStep | None = None
         self._dataset: Mapping[str, Any] = {}
         self._resumed_digests: Mapping[str, str] = {}
         """Of the files with which the resumed run was trained."""
@@ -351,7 +351,7 @@ class LocalTraining:
         train, every = self._spec.train, self._spec.checkpoint
         left = None if train.max_steps is None else max(0, train.max_steps - self._step)
 
-        def rest(ledger: Ledger) -> Iterator[Planned]:
+        def rest(ledger: Ledger) -> Iterator[PlannedStep]:
             named = None if self._shuffled is None else self._shuffled.describe_positions
             return islice(steps(ledger, self._window or 0, named), left)
 
@@ -386,7 +386,7 @@ class LocalTraining:
                 self._stopped = True
                 break
 
-    def _read(self, planned: Iterator[Planned]) -> Iterator[tuple[int, RecordWindow]]:
+    def _read(self, planned: Iterator[PlannedStep]) -> Iterator[tuple[int, RecordWindow]]:
         """Read the windows of the planned steps. Runs on the feeding thread, ahead of training."""
         reader = self._readers("training")
         for tag, plan in enumerate(planned, self._step):
@@ -400,7 +400,7 @@ class LocalTraining:
             self._windows[tag] = (end - start, window.skipped_records)
             yield tag, window
 
-    def _train_step(self, plan: Planned, minibatch: Any) -> None:
+    def _train_step(self, plan: PlannedStep, minibatch: Any) -> None:
         loss = None
         if minibatch.features is not None:
             self._watcher.begin_step(self._step)
