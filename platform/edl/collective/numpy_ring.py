@@ -16,7 +16,7 @@ import numpy as np
 from edl.api.round_id import RoundId
 from edl.collective.element_types import ElementType
 from edl.collective.neighbours import Neighbours
-from edl.collective.reduction_plan import Algorithm, Bytes, Step, gather_steps, ring_steps
+from edl.collective.reduction_plan import Algorithm, Bytes, TransferStep, gather_steps, ring_steps
 from edl.collective.round_errors import InjectedFaultError
 from edl.collective.round_frames import (
     CHUNK_BYTES,
@@ -125,7 +125,7 @@ class NumpyRing:
         return controls
 
     def _exchange(
-        self, steps: Sequence[Step], element: ElementType, algorithm: Algorithm, controls: list[bytes]
+        self, steps: Sequence[TransferStep], element: ElementType, algorithm: Algorithm, controls: list[bytes]
     ) -> None:
         """Send and receive all steps at the same time, each neighbour at its own pace."""
         # Two generators in one thread. Each yields where its socket would block, so neither
@@ -160,7 +160,7 @@ class NumpyRing:
 
     def _receive(
         self,
-        steps: Sequence[Step],
+        steps: Sequence[TransferStep],
         element: ElementType,
         algorithm: Algorithm,
         controls: list[bytes],
@@ -237,7 +237,7 @@ class NumpyRing:
 
     def _send(
         self,
-        steps: Sequence[Step],
+        steps: Sequence[TransferStep],
         element: ElementType,
         algorithm: Algorithm,
         controls: list[bytes],

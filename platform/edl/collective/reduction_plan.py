@@ -44,7 +44,7 @@ def choose_algorithm(nbytes: int, size: int) -> Algorithm:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TransferStep:
     """What one step sends and receives.
 
     Attributes:
@@ -65,7 +65,7 @@ class Step:
     receive_control: int | None = None
 
 
-def ring_steps(buffer: Bytes, item: int, rank: int, size: int) -> list[Step]:
+def ring_steps(buffer: Bytes, item: int, rank: int, size: int) -> list[TransferStep]:
     """Steps of RING, in place.
 
     A buffer is cut into blocks, and each block into one segment per rank. Phases of consecutive
@@ -80,7 +80,7 @@ def ring_steps(buffer: Bytes, item: int, rank: int, size: int) -> list[Step]:
     phases, count = 2 * (size - 1), len(buffer) // item
     block = max(BLOCK_BYTES // item, -(-count // (_MOST_STEPS // phases)))
     blocks = max(1, -(-count // block))
-    steps: list[Step] = []
+    steps: list[TransferStep] = []
     # The step that last received data of each block: the block's next step sends that data.
     latest: list[int | None] = [None] * blocks
     for turn in range(blocks + phases - 1):
@@ -93,7 +93,7 @@ def ring_steps(buffer: Bytes, item: int, rank: int, size: int) -> list[Step]:
             # The reduce-scatter phases of the first block pass every rank's message to every rank.
             with_control = number == 0 and phase < size - 1
             steps.append(
-                Step(
+                TransferStep(
                     send=buffer[segments[out]],
                     receive=buffer[segments[into]],
                     after=latest[number],
@@ -115,7 +115,7 @@ def _cut(begin: int, length: int, item: int, size: int) -> list[slice]:
     return [slice(edges[segment], edges[segment + 1]) for segment in range(size)]
 
 
-def gather_steps(contributions: npt.NDArray[Any], rank: int, size: int) -> list[Step]:
+def gather_steps(contributions: npt.NDArray[Any], rank: int, size: int) -> list[TransferStep]:
     """Steps of GATHER.
 
     Args:
@@ -127,5 +127,6 @@ def gather_steps(contributions: npt.NDArray[Any], rank: int, size: int) -> list[
     for number in range(size - 1):
         out, into = (rank - number) % size, (rank - 1 - number) % size
         after = number - 1 if number else None
-        steps.append(Step(contributions[out], contributions[into], after, send_control=out, receive_control=into))
+        step = TransferStep(contributions[out], contributions[into], after, send_control=out, receive_control=into)
+        steps.append(step)
     return steps
