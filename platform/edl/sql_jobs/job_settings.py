@@ -18,7 +18,7 @@ from edl.jobfile.section_type import section_fields
 from edl.sql_jobs.column_plan import CLASS_WEIGHT, ColumnPlan, LabelKind, check_class_weight
 from edl.sql_jobs.estimators import ESTIMATORS, MODEL_ARGUMENTS
 from edl.sql_jobs.statement_parser import statement_error
-from edl.sql_jobs.statements import Attribute, AttributeValue, Select, TrainStatement
+from edl.sql_jobs.statements import Attribute, AttributeValue, SelectQuery, TrainStatement
 from edl.sql_jobs.stream_key import KEY_SETTING
 from edl.sql_jobs.user_module import COLUMNS_MODULE, ZOO_SETTING, UserModule, find_user_module
 
@@ -232,13 +232,13 @@ def _take_share(attribute: Attribute) -> float:
     return attribute.value
 
 
-def _take_validation(attribute: Attribute) -> Select:
+def _take_validation(attribute: Attribute) -> SelectQuery:
     if not isinstance(attribute.value, str) or not attribute.value.strip():
         raise statement_error(f"{VALIDATION_SELECT} is a query in quotes", attribute.place)
-    return Select(attribute.value, attribute.place)
+    return SelectQuery(attribute.value, attribute.place)
 
 
-def find_validation_query(statement: TrainStatement) -> Select | None:
+def find_validation_query(statement: TrainStatement) -> SelectQuery | None:
     """The query whose rows are for validation, of SQLFlow's ``validation.select``; None: a share of the rows is.
 
     Raises:

@@ -51,10 +51,10 @@ from edl.sql_jobs.statements import (
     ColumnName,
     EvaluateStatement,
     ExplainStatement,
-    Place,
     PredictStatement,
-    Select,
+    SelectQuery,
     TableName,
+    TextPosition,
     TrainStatement,
 )
 from edl.sql_jobs.table_writer import TableExistsError, check_table, write_table
@@ -187,7 +187,7 @@ def _prepare_extracted(
 
 
 def _prepare_selected(
-    rows: ExtractedRows, selected: ExtractedRows, validation: Select, model: ModelDescription, folder: Path
+    rows: ExtractedRows, selected: ExtractedRows, validation: SelectQuery, model: ModelDescription, folder: Path
 ) -> tuple[PreparedRows, Iterator[Any]]:
     """Write the rows, and those of ``validation.select``, which are removed; returns what ``_prepare_extracted`` does.
 
@@ -354,7 +354,7 @@ def copy_model(model: ModelDescription, folder: Path) -> None:
 
 def extract_rows(
     database: str,
-    select: Select,
+    select: SelectQuery,
     folder: Path,
     *,
     on_progress: OnProgress | None = None,
@@ -371,7 +371,7 @@ def extract_rows(
         )
 
 
-def stream_rows(origin: RowOrigin, select: Select, on_progress: OnProgress | None = None) -> StreamedRows:
+def stream_rows(origin: RowOrigin, select: SelectQuery, on_progress: OnProgress | None = None) -> StreamedRows:
     """The rows of a query, which stay in the database.
 
     Raises:
@@ -382,7 +382,7 @@ def stream_rows(origin: RowOrigin, select: Select, on_progress: OnProgress | Non
 
 
 @contextmanager
-def _at_query(select: Select) -> Iterator[None]:
+def _at_query(select: SelectQuery) -> Iterator[None]:
     """Errors about a query name its place in the whole text of the statements."""
     try:
         yield
@@ -392,7 +392,7 @@ def _at_query(select: Select) -> Iterator[None]:
         raise _at_place(error, select) from error
 
 
-def _at_place(error: BadInputError, select: Select) -> EdlError:
+def _at_place(error: BadInputError, select: SelectQuery) -> EdlError:
     """An error of the query with its place in the whole text of the statements."""
     place = select.place
     if not isinstance(error, QueryError):
@@ -401,11 +401,11 @@ def _at_place(error: BadInputError, select: Select) -> EdlError:
         return statement_error(f"the query {error.message}" if is_predicate else error.message, place, error.hint)
     if error.line is not None and error.column is not None:
         column = error.column + (place.column - 1 if error.line == 1 else 0)
-        place = Place(place.line + error.line - 1, column)
+        place = TextPosition(place.line + error.line - 1, column)
     return statement_error(error.message, place, error.hint)
 
 
-def check_rows(rows: ExtractedRows | StreamedRows, select: Select, least: int) -> None:
+def check_rows(rows: ExtractedRows | StreamedRows, select: SelectQuery, least: int) -> None:
     """Refuse a query with fewer rows than ``least``.
 
     Raises:
@@ -416,7 +416,7 @@ def check_rows(rows: ExtractedRows | StreamedRows, select: Select, least: int) -
         raise statement_error(f"the query has {what}", select.place, "check its WHERE and its tables")
 
 
-def find_label(model: ModelDescription, rows: ExtractedRows, named: ColumnName | None, select: Select) -> str:
+def find_label(model: ModelDescription, rows: ExtractedRows, named: ColumnName | None, select: SelectQuery) -> str:
     """The column with the label: the one that is named, or that of the training.
 
     Raises:
@@ -614,7 +614,7 @@ def _at_table(table: TableName) -> Iterator[None]:
 # Whether a query has the columns that a model wants; names those that changed.
 
 
-def check_model_columns(model: ModelDescription, rows: ExtractedRows, place: Place) -> None:
+def check_model_columns(model: ModelDescription, rows: ExtractedRows, place: TextPosition) -> None:
     """Refuse rows that lack a column of the model, or have it with another kind of type.
 
     Args:

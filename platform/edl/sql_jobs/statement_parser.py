@@ -29,14 +29,14 @@ from edl.sql_jobs.statements import (
     EvaluateStatement,
     ExplainStatement,
     ModelName,
-    Place,
     PredictStatement,
     QueryStatement,
-    Select,
+    SelectQuery,
     ShowModelsStatement,
     ShowTrainStatement,
     Statement,
     TableName,
+    TextPosition,
     TrainStatement,
 )
 
@@ -91,12 +91,12 @@ class StatementError(BadInputError):
         hint: what the user can do about it.
     """
 
-    def __init__(self, message: str, place: Place, hint: str | None = None) -> None:
+    def __init__(self, message: str, place: TextPosition, hint: str | None = None) -> None:
         super().__init__(message, where=f"statement, {place}", hint=hint)
         self.line, self.column = place.line, place.column
 
 
-def statement_error(message: str, place: Place, hint: str | None = None) -> StatementError:
+def statement_error(message: str, place: TextPosition, hint: str | None = None) -> StatementError:
     """An error at a place of the statements."""
     return StatementError(message, place, hint)
 
@@ -111,12 +111,12 @@ def _tokenize(text: str, dialect: str | None) -> list[Token]:
         raise statement_error("a text, a quoted name or a comment has no end", _place_at(text, offset)) from None
 
 
-def _place_at(text: str, offset: int) -> Place:
+def _place_at(text: str, offset: int) -> TextPosition:
     line = text.count("\n", 0, offset)
-    return Place(line + 1, offset - (text.rfind("\n", 0, offset) + 1) + 1)
+    return TextPosition(line + 1, offset - (text.rfind("\n", 0, offset) + 1) + 1)
 
 
-def _two_labels(place: Place) -> StatementError:
+def _two_labels(place: TextPosition) -> StatementError:
     return statement_error("a model has one label", place, "predict the other column with a model of its own")
 
 
@@ -157,13 +157,13 @@ class _StatementParser:
             return clauses.parse_predict(select)
         return clauses.parse_evaluate(select) if name == "EVALUATE" else clauses.parse_explain(select)
 
-    def _select(self, end: int) -> Select:
+    def _select(self, end: int) -> SelectQuery:
         place = _place_at(self._text, self._tokens[0].start)
         if end == 0 or self._word(0) not in ("SELECT", "WITH", "VALUES", "TABLE", "FROM"):
             raise statement_error(
                 f"a statement begins with SELECT, SHOW or DROP MODEL, found {self._tokens[0].text}", place
             )
-        return Select(self._text[self._tokens[0].start : self._tokens[end - 1].end + 1], place)
+        return SelectQuery(self._text[self._tokens[0].start : self._tokens[end - 1].end + 1], place)
 
     def _top_level(self) -> list[int]:
         """Numbers of the tokens outside of parentheses."""
@@ -266,7 +266,7 @@ class _ClauseParser:
             raise self._error("SHOW shows MODELS or TRAIN my_model")
         return self.finish(ShowTrainStatement(self.take_model()))
 
-    def parse_train(self, select: Select, estimator: str | None) -> TrainStatement:
+    def parse_train(self, select: SelectQuery, estimator: str | None) -> TrainStatement:
         attributes = self._take_attributes()
         columns = self._take_columns()
         self.expect_word("LABEL")
@@ -282,14 +282,14 @@ class _ClauseParser:
             raise statement_error("a new model has no version yet", into.place, f"INTO {into.name} makes the next one")
         return self.finish(TrainStatement(select, label, into, estimator, attributes, columns))
 
-    def parse_evaluate(self, select: Select) -> EvaluateStatement:
+    def parse_evaluate(self, select: SelectQuery) -> EvaluateStatement:
         model = self.take_model()
         attributes = self._take_attributes()
         label = self._take_column() if self.take_word("LABEL") else None
         into = self._take_table() if self.take_word("INTO") else None
         return self.finish(EvaluateStatement(select, model, label, into, attributes))
 
-    def parse_predict(self, select: Select) -> PredictStatement:
+    def parse_predict(self, select: SelectQuery) -> PredictStatement:
         target = self._take_table()
         if len(target.parts) < 2:
             raise statement_error(
@@ -301,7 +301,7 @@ class _ClauseParser:
         table = TableName(target.parts[:-1], target.place)
         return self.finish(PredictStatement(select, table, target.parts[-1], model, attributes))
 
-    def parse_explain(self, select: Select) -> ExplainStatement:
+    def parse_explain(self, select: SelectQuery) -> ExplainStatement:
         model = self.take_model()
         attributes = self._take_attributes()
         if self._peek() == "USING":
@@ -495,7 +495,7 @@ class _ClauseParser:
     def _current(self) -> Token | None:
         return self._tokens[self._at] if self._at < len(self._tokens) else None
 
-    def place(self) -> Place:
+    def place(self) -> TextPosition:
         token = self._current()
         return _place_at(self._text, self._end if token is None else token.start)
 

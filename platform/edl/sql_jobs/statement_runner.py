@@ -62,7 +62,7 @@ from edl.sql_jobs.statements import (
     JobStatement,
     PredictStatement,
     QueryStatement,
-    Select,
+    SelectQuery,
     ShowModelsStatement,
     ShowTrainStatement,
     Statement,
@@ -463,7 +463,7 @@ class StatementRunner:
                         break
         return RowsResult(tuple(each.name for each in rows.columns), shown[: self.most_rows], rows.rows)
 
-    def _extract(self, select: Select, folder: Path) -> ExtractedRows:
+    def _extract(self, select: SelectQuery, folder: Path) -> ExtractedRows:
         return extract_rows(
             self._need_database(),
             select,

@@ -13,7 +13,7 @@ AttributeValue: TypeAlias = "bool | int | float | str | tuple[AttributeValue, ..
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TextPosition:
     """Where something begins in the text of the statements: line and column, from 1."""
 
     line: int
@@ -24,11 +24,11 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Select:
+class SelectQuery:
     """A query of the database's own dialect, and where it begins."""
 
     text: str
-    place: Place
+    place: TextPosition
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class ModelName:
 
     name: str
     version: int | None
-    place: Place
+    place: TextPosition
 
     def __str__(self) -> str:
         return self.name if self.version is None else f"{self.name}@{self.version}"
@@ -54,7 +54,7 @@ class TableName:
     """A table of the database, with the names of its catalog and schema before it, if they were written."""
 
     parts: tuple[str, ...]
-    place: Place
+    place: TextPosition
 
     def __str__(self) -> str:
         return ".".join(self.parts)
@@ -65,7 +65,7 @@ class ColumnName:
     """A column of the SELECT."""
 
     name: str
-    place: Place
+    place: TextPosition
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class ColumnCall:
 
     function: str
     arguments: tuple[ColumnExpression | AttributeValue, ...]
-    place: Place
+    place: TextPosition
 
 
 ColumnExpression: TypeAlias = ColumnName | ColumnCall
@@ -91,7 +91,7 @@ class Attribute:
     """A setting of ``WITH``: a field of the job, of the model or of the optimizer."""
 
     value: AttributeValue
-    place: Place
+    place: TextPosition
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,20 +108,20 @@ class TrainStatement:
         estimator_place: where the estimator stands.
     """
 
-    select: Select
+    select: SelectQuery
     label: ColumnName
     into: ModelName
     estimator: str | None = None
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
     columns: Mapping[str, tuple[ColumnExpression, ...]] = field(default_factory=dict)
-    estimator_place: Place | None = None
+    estimator_place: TextPosition | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluateStatement:
     """Metrics of a model on the rows of a query, printed or written into a table."""
 
-    select: Select
+    select: SelectQuery
     model: ModelName
     label: ColumnName | None = None
     into: TableName | None = None
@@ -132,7 +132,7 @@ class EvaluateStatement:
 class PredictStatement:
     """Predictions for the rows of a query, written into a column of a table."""
 
-    select: Select
+    select: SelectQuery
     into: TableName
     column: str
     model: ModelName
@@ -143,7 +143,7 @@ class PredictStatement:
 class ExplainStatement:
     """How much each column of a query matters to a model, printed or written into a table."""
 
-    select: Select
+    select: SelectQuery
     model: ModelName
     into: TableName | None = None
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
@@ -172,7 +172,7 @@ class DropModelStatement:
 class QueryStatement:
     """A query whose rows are printed."""
 
-    select: Select
+    select: SelectQuery
 
 
 Statement: TypeAlias = (

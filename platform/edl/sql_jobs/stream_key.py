@@ -10,7 +10,7 @@ from sqlglot.errors import SqlglotError
 
 from edl.data.database import Database
 from edl.sql_jobs.statement_parser import statement_error
-from edl.sql_jobs.statements import Attribute, Select, TrainStatement
+from edl.sql_jobs.statements import Attribute, SelectQuery, TrainStatement
 
 KEY_SETTING = "stream.key"
 _HINT = (
@@ -62,7 +62,7 @@ def _take_name(attribute: Attribute) -> str:
 
 
 def _find_table(
-    select: Select, dialect: str | None
+    select: SelectQuery, dialect: str | None
 ) -> tuple[tuple[str, str], list[tuple[str | None, str | None]]] | None:
     """Schema and name of the one table whose rows a query has, and its selected columns; None: it is another query.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from edl.api.errors import BadInputError
 from edl.jobfile.zoo_lookup import find_model_function, find_unknown_params, parse_module
 from edl.sql_jobs.statement_parser import statement_error
-from edl.sql_jobs.statements import Attribute, Place, TrainStatement
+from edl.sql_jobs.statements import Attribute, TextPosition, TrainStatement
 
 COLUMNS_MODULE = "edl_columns"
 """The module that is written beside the user's: inputs, their encoding, and what a training needs."""
@@ -59,7 +59,7 @@ class UserModule:
         imports = [alias for each in statements if each.module == COLUMNS_MODULE for alias in each.names]
         return any(alias.name in (name, "*") for alias in imports)
 
-    def check_arguments(self, arguments: Mapping[str, Attribute], place: Place) -> None:
+    def check_arguments(self, arguments: Mapping[str, Attribute], place: TextPosition) -> None:
         """Refuse arguments that the model's function does not take.
 
         Raises:

@@ -20,9 +20,9 @@ from edl.sql_jobs.column_plan import (
     check_features,
     plan_columns,
 )
-from edl.sql_jobs.statements import Attribute, ColumnName, Place, TrainStatement
+from edl.sql_jobs.statements import Attribute, ColumnName, TextPosition, TrainStatement
 
-PLACE = Place(1, 30)
+PLACE = TextPosition(1, 30)
 LABEL = ColumnName("y", PLACE)
 
 

@@ -19,7 +19,7 @@ from edl.sql_jobs.estimators import MODEL_ARGUMENTS, choose_estimator
 from edl.sql_jobs.job_document import dump_job, job_document, job_fields, job_name
 from edl.sql_jobs.job_settings import _VALUES, OPTIMIZERS, find_metrics
 from edl.sql_jobs.prepared_rows import PreparedRows
-from edl.sql_jobs.statements import Attribute, Place, TrainStatement
+from edl.sql_jobs.statements import Attribute, TextPosition, TrainStatement
 from edl.sql_jobs.training_settings import TOO_MANY_TO_REFIT, TrainingSettings, check_settings, choose_settings
 
 
@@ -251,7 +251,7 @@ def test_an_optimizer_without_a_field_is_refused_at_its_place() -> None:
 
 
 def test_metrics_may_be_a_list() -> None:
-    assert find_metrics(Attribute(("accuracy", "AUC"), Place(1, 1)), LabelKind.BINARY) == ("accuracy", "auc")
+    assert find_metrics(Attribute(("accuracy", "AUC"), TextPosition(1, 1)), LabelKind.BINARY) == ("accuracy", "auc")
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ import pytest
 from edl.api.errors import BadInputError, StorageError
 from edl.sql_jobs.model_inputs import InputColumn
 from edl.sql_jobs.model_registry import ModelDescription, ModelRegistry
-from edl.sql_jobs.statements import ModelName, Place
+from edl.sql_jobs.statements import ModelName, TextPosition
 
-PLACE = Place(3, 7)
+PLACE = TextPosition(3, 7)
 DESCRIPTION = ModelDescription(
     "m", 0, 1.0, "SELECT 1", "dnn", "sqlite:///x.db", "abc", 9, "y", "string", "BINARY", ("a", "b"), {"x": "int64"},
     (InputColumn("x", "x", "float32", "integer"),), "y", {"loss": 0.5}, [(1, {"loss": 0.5})], [("x", "scaled", "so")],

@@ -23,7 +23,7 @@ from edl.sql_jobs.query_errors import QueryError
 from edl.sql_jobs.query_extraction import extract_query
 from edl.sql_jobs.row_statistics import collect_facts
 from edl.sql_jobs.row_stream import RowOrigin, StreamReader, survey_rows, write_stream
-from edl.sql_jobs.statements import ColumnName, Place
+from edl.sql_jobs.statements import ColumnName, TextPosition
 
 pytest.importorskip("sqlalchemy")
 
@@ -57,7 +57,7 @@ def test_statistics_digest_and_records_are_those_of_extracted_rows(
         assert (rows.index.starts, rows.index.last) == ((1, 1025, 2049), 2500)
         facts = collect_facts(rows, "rich", threads=1)
         assert facts == collect_facts(files.files, "rich", threads=1)
-        inputs = choose_inputs(plan_columns(facts, ColumnName("rich", Place(1, 1))))
+        inputs = choose_inputs(plan_columns(facts, ColumnName("rich", TextPosition(1, 1))))
         if is_wide:  # numbers are one matrix, as of thousands of columns
             stacked = [replace(each, matrix="numbers") if each.dtype == NUMBER else each for each in inputs.inputs]
             inputs = replace(inputs, inputs=tuple(stacked))

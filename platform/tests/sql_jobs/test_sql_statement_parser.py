@@ -17,13 +17,13 @@ from edl.sql_jobs.statements import (
     EvaluateStatement,
     ExplainStatement,
     ModelName,
-    Place,
     PredictStatement,
     QueryStatement,
-    Select,
+    SelectQuery,
     ShowModelsStatement,
     ShowTrainStatement,
     TableName,
+    TextPosition,
     TrainStatement,
 )
 
@@ -42,9 +42,9 @@ def parse_train(text: str, dialect: str | None = None) -> TrainStatement:
 def test_the_announced_line() -> None:
     text = "SELECT * FROM employee LABEL income INTO my_elasticdl_model"
     assert parse_one(text) == TrainStatement(
-        Select("SELECT * FROM employee", Place(1, 1)),
-        ColumnName("income", Place(1, 30)),
-        ModelName("my_elasticdl_model", None, Place(1, 42)),
+        SelectQuery("SELECT * FROM employee", TextPosition(1, 1)),
+        ColumnName("income", TextPosition(1, 30)),
+        ModelName("my_elasticdl_model", None, TextPosition(1, 42)),
     )
 
 
@@ -61,7 +61,7 @@ INTO sqlflow_models.my_dnn_model;"""
 
 def test_all_clauses_of_training() -> None:
     found = parse_train(SQLFLOW)
-    assert found.select == Select("SELECT *\nFROM iris.train", Place(1, 1))
+    assert found.select == SelectQuery("SELECT *\nFROM iris.train", TextPosition(1, 1))
     assert (found.estimator, found.label.name, str(found.into)) == ("DNNClassifier", "class", "my_dnn_model")
     assert {name: each.value for name, each in found.attributes.items()} == {
         "model.n_classes": 3,
@@ -71,12 +71,12 @@ def test_all_clauses_of_training() -> None:
         "validation.metrics": "Accuracy",
         "loss": "my_module.my_loss",
     }
-    assert found.attributes["validation.metrics"] == Attribute("Accuracy", Place(5, 3))
-    town = ColumnCall("CATEGORY_HASH", (ColumnName("town", Place(6, 73)), 100), Place(6, 59))
+    assert found.attributes["validation.metrics"] == Attribute("Accuracy", TextPosition(5, 3))
+    town = ColumnCall("CATEGORY_HASH", (ColumnName("town", TextPosition(6, 73)), 100), TextPosition(6, 59))
     assert found.columns["deep"] == (
-        ColumnName("sepal_length", Place(6, 8)),
-        ColumnCall("NUMERIC", (ColumnName("sepal width", Place(6, 30)), 1), Place(6, 22)),
-        ColumnCall("EMBEDDING", (town, 8, "mean"), Place(6, 49)),
+        ColumnName("sepal_length", TextPosition(6, 8)),
+        ColumnCall("NUMERIC", (ColumnName("sepal width", TextPosition(6, 30)), 1), TextPosition(6, 22)),
+        ColumnCall("EMBEDDING", (town, 8, "mean"), TextPosition(6, 49)),
     )
     assert [type(each) for each in found.columns["linear"]] == [ColumnName, ColumnCall]
     assert found.columns["linear"][1].arguments[1] == (1, 2.5)  # type: ignore[union-attr]
@@ -101,8 +101,8 @@ def test_several_statements_of_all_kinds() -> None:
     assert (predict.into.parts, predict.column, str(predict.model)) == (("db", "iris"), "class", "m@3")
     assert isinstance(evaluate, EvaluateStatement)
     assert (evaluate.label, evaluate.into) == (
-        ColumnName("y", Place(2, 50)),
-        TableName(("r", "result"), Place(2, 57)),
+        ColumnName("y", TextPosition(2, 50)),
+        TableName(("r", "result"), TextPosition(2, 57)),
     )
     assert isinstance(alone, EvaluateStatement)
     assert (alone.label, alone.into) == (None, None)
@@ -113,7 +113,7 @@ def test_several_statements_of_all_kinds() -> None:
     assert models == ShowModelsStatement()
     assert isinstance(drop, DropModelStatement)
     assert str(drop.model) == "m@2"
-    assert query == QueryStatement(Select("SELECT 1", Place(4, 44)))
+    assert query == QueryStatement(SelectQuery("SELECT 1", TextPosition(4, 44)))
 
 
 @pytest.mark.parametrize(
@@ -143,8 +143,8 @@ def test_words_of_clauses_within_a_query_are_left_to_it(query: str, dialect: str
 def test_comments_of_clauses_are_those_of_the_database(dialect: str | None) -> None:
     text = "SELECT * FROM t\nTO TRAIN dnn\nWITH train.epochs=5\n--,it's.left=[64]\nLABEL a --don't\nINTO m"
     found = parse_train(text, dialect)
-    assert found.attributes == {"train.epochs": Attribute(5, Place(3, 6))}
-    assert (found.label.name, found.into) == ("a", ModelName("m", None, Place(6, 6)))
+    assert found.attributes == {"train.epochs": Attribute(5, TextPosition(3, 6))}
+    assert (found.label.name, found.into) == ("a", ModelName("m", None, TextPosition(6, 6)))
 
 
 WORDS = st.sampled_from(["LABEL", "INTO", "TO TRAIN", "WITH", ";", "it's", "a", "COLUMN", "--", "/*"])
