@@ -22,12 +22,12 @@ from edl.cli.elasticdl.flags import (
     JOB_FLAGS,
     RETIRED_FLAGS,
     ZOO_FLAGS,
-    Directs,
+    BecomesFields,
+    DirectsCommand,
     Flag,
     NoEffect,
-    Refused,
+    RefusedFlag,
     Renamed,
-    Sets,
 )
 from edl.cli.elasticdl.job_translation import translate_job
 from edl.cli.elasticdl.parser import parse_command_line
@@ -83,15 +83,15 @@ def _default(flag: Flag) -> str:
     return "" if flag.default == "" else f"`{flag.default}`"
 
 
-def _describe(effect: Sets | Directs | NoEffect | Refused | Renamed) -> str:
+def _describe(effect: BecomesFields | DirectsCommand | NoEffect | RefusedFlag | Renamed) -> str:
     match effect:
-        case Sets(fields, remark):
+        case BecomesFields(fields, remark):
             return ", ".join(f"`{name}`" for name in fields) + (f": {remark}" if remark else "")
-        case Directs(purpose):
+        case DirectsCommand(purpose):
             return purpose
         case NoEffect(reason):
             return f"*no effect*: {reason}"
-        case Refused(reason, instead):
+        case RefusedFlag(reason, instead):
             return f"*refused*: {reason}; {instead}"
         case Renamed(name):
             return f"taken as `--{name}`"

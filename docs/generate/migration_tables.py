@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from edl.cli.elasticdl.flags import EXTRA_FLAGS, JOB_FLAGS, RETIRED_FLAGS, ZOO_FLAGS, Effect, Renamed, Sets
+from edl.cli.elasticdl.flags import EXTRA_FLAGS, JOB_FLAGS, RETIRED_FLAGS, ZOO_FLAGS, BecomesFields, Effect, Renamed
 
 PAGE = Path(__file__).resolve().parents[1] / "migrating-from-elasticdl.md"
 TESTS = Path(__file__).resolve().parents[2] / "platform/tests"
@@ -375,7 +375,7 @@ def _flag_cells(row: Row) -> tuple[str, str, str]:
 def _fields_of(name: str) -> Iterator[str]:
     """The fields that the command sets for a flag."""
     for effect in _effects_of(name):
-        if isinstance(effect, Sets):
+        if isinstance(effect, BecomesFields):
             yield from (re.sub(r"^model\.functions\..*", "model.functions", field) for field in effect.fields)
 
 

@@ -15,7 +15,7 @@ from install.elasticdl_flags import FLAGS
 
 from edl.cli.app import COMMANDS
 from edl.cli.elasticdl import app as elasticdl
-from edl.cli.elasticdl.flags import EXTRA_FLAGS, JOB_FLAGS, Sets
+from edl.cli.elasticdl.flags import EXTRA_FLAGS, JOB_FLAGS, BecomesFields
 from edl.cli.elasticdl.job_translation import translate_job
 from edl.cli.elasticdl.parser import parse_command_line
 from edl.cluster.kubernetes.spec_validation import find_spec_problems
@@ -71,7 +71,7 @@ def test_the_page_names_the_fields_that_the_command_sets(rows):
     """What `elasticdl` makes of a flag, and what the page says to write, are the same."""
     said = {flag: CODE.findall(row[1]) for row in rows for flag in CODE.findall(row[0])}
     for flag in (*JOB_FLAGS, *EXTRA_FLAGS):
-        if isinstance(flag.effect, Sets):
+        if isinstance(flag.effect, BecomesFields):
             fields_set = {re.sub(r"^model\.functions\..*", "model.functions", name) for name in flag.effect.fields}
             named = {re.sub(r"\[\]\..*", "", code) for code in said[flag.option]}
             assert fields_set & named, flag.option

@@ -12,7 +12,7 @@ import typer
 
 from edl.api.errors import StorageError
 from edl.api.fields import JsonValue
-from edl.cli.elasticdl.flags import EVALUATE, PREDICT, Directs, flags_of
+from edl.cli.elasticdl.flags import EVALUATE, PREDICT, DirectsCommand, flags_of
 from edl.cli.elasticdl.job_translation import TranslatedJob, translate_job
 from edl.cli.elasticdl.parser import CommandLine
 from edl.cluster.kubernetes.spec_validation import find_submission_problems
@@ -55,7 +55,7 @@ def _notes_on_job_file(line: CommandLine, job: TranslatedJob) -> Iterator[str]:
         "checkpoint_dir_for_init": "edl predict --from",
     }
     for name, flag in flags_of(line.command).items():
-        if name in line.given and isinstance(flag.effect, Directs) and name in options:
+        if name in line.given and isinstance(flag.effect, DirectsCommand) and name in options:
             yield f"{line.given[name]}: not in the job file; give it to {options[name]}"
     if line.values["model_def"] and not job.runs_on_cluster:
         error = find_missing_module(Path(line.values["model_zoo"] or "."), line.values["model_def"])

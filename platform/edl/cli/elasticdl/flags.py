@@ -15,7 +15,7 @@ from edl.api.fields import ScalarValue
 
 
 @dataclass(frozen=True, slots=True)
-class Sets:
+class BecomesFields:
     """The flag becomes fields of the job file. ``edl.cli.elasticdl.job_translation`` has the translation.
 
     Attributes:
@@ -28,7 +28,7 @@ class Sets:
 
 
 @dataclass(frozen=True, slots=True)
-class Directs:
+class DirectsCommand:
     """The flag says what this command does; nothing of it is in the job file."""
 
     purpose: str
@@ -42,7 +42,7 @@ class NoEffect:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedFlag:
     """Any value but the default ends the command. The default is accepted with a line.
 
     Attributes:
@@ -54,7 +54,7 @@ class Refused:
     instead: str
 
 
-Effect: TypeAlias = Sets | Directs | NoEffect | Refused
+Effect: TypeAlias = BecomesFields | DirectsCommand | NoEffect | RefusedFlag
 
 
 class Kind(StrEnum):
@@ -121,10 +121,10 @@ def _resources(role: str, default: str) -> tuple[Flag, Flag]:
     limits = (f"{role}.resources.limits.cpu", f"{role}.resources.limits.memory", f"{role}.resources.ephemeral_storage")
     gpu = ("workers.resources.gpu",) if role == "workers" else ()
     return (
-        Flag(f"{name}_resource_request", Sets((*fields, *gpu)), default),
+        Flag(f"{name}_resource_request", BecomesFields((*fields, *gpu)), default),
         Flag(
             f"{name}_resource_limit",
-            Sets((*limits, *gpu), "without it, memory's limit is the request, and CPU has none"),
+            BecomesFields((*limits, *gpu), "without it, memory's limit is the request, and CPU has none"),
         ),
     )
 
@@ -138,39 +138,51 @@ def _unused_role(role: str, reason: str) -> tuple[Flag, ...]:
 
 
 def _function(name: str, default: str | None = None, commands: tuple[str, ...] = JOB_COMMANDS) -> Flag:
-    return Flag(name, Sets((f"model.functions.{default or name}",)), default or name, commands=commands)
+    return Flag(name, BecomesFields((f"model.functions.{default or name}",)), default or name, commands=commands)
 
 
 JOB_FLAGS: tuple[Flag, ...] = (
     # the job, its image and its data
-    Flag("job_name", Sets(("name",)), None, required=JOB_COMMANDS),
-    Flag("image_name", Sets(("image",), "without it, the job runs on this machine")),
-    Flag("worker_image", Refused("all roles of a job run one image", "give --image_name alone")),
-    Flag("ps_image", Refused("all roles of a job run one image", "give --image_name alone")),
-    Flag("namespace", Directs("the namespace to submit to; without it, that of the kubeconfig's context"), "default"),
-    Flag("training_data", Sets(("data.training",)), commands=(TRAIN,)),
-    Flag("validation_data", Sets(("data.validation",)), commands=(TRAIN,)),
-    Flag("validation_data", Sets(("data.validation",)), None, commands=(EVALUATE,), required=(EVALUATE,)),
-    Flag("prediction_data", Sets(("data.prediction",)), None, commands=(PREDICT,), required=(PREDICT,)),
-    Flag("data_reader_params", Sets(("data.reader",), "label_col is label, reader_type is format")),
-    Flag("minibatch_size", Sets(("train.minibatch_size",)), 64, _INT),
-    Flag("num_minibatches_per_task", Sets(("train.minibatches_per_task",)), 8, _INT),
-    Flag("num_epochs", Sets(("train.epochs",)), 1, _INT, commands=(TRAIN,)),
-    Flag("max_step", Sets(("train.max_steps",)), 0, _INT, commands=(TRAIN,)),
+    Flag("job_name", BecomesFields(("name",)), None, required=JOB_COMMANDS),
+    Flag("image_name", BecomesFields(("image",), "without it, the job runs on this machine")),
+    Flag("worker_image", RefusedFlag("all roles of a job run one image", "give --image_name alone")),
+    Flag("ps_image", RefusedFlag("all roles of a job run one image", "give --image_name alone")),
+    Flag(
+        "namespace",
+        DirectsCommand("the namespace to submit to; without it, that of the kubeconfig's context"),
+        "default",
+    ),
+    Flag("training_data", BecomesFields(("data.training",)), commands=(TRAIN,)),
+    Flag("validation_data", BecomesFields(("data.validation",)), commands=(TRAIN,)),
+    Flag("validation_data", BecomesFields(("data.validation",)), None, commands=(EVALUATE,), required=(EVALUATE,)),
+    Flag("prediction_data", BecomesFields(("data.prediction",)), None, commands=(PREDICT,), required=(PREDICT,)),
+    Flag("data_reader_params", BecomesFields(("data.reader",), "label_col is label, reader_type is format")),
+    Flag("minibatch_size", BecomesFields(("train.minibatch_size",)), 64, _INT),
+    Flag("num_minibatches_per_task", BecomesFields(("train.minibatches_per_task",)), 8, _INT),
+    Flag("num_epochs", BecomesFields(("train.epochs",)), 1, _INT, commands=(TRAIN,)),
+    Flag("max_step", BecomesFields(("train.max_steps",)), 0, _INT, commands=(TRAIN,)),
     Flag(
         "evaluation_steps",
-        Sets(("train.evaluation_steps",), "with validation data, EDL also evaluates at the end"),
+        BecomesFields(("train.evaluation_steps",), "with validation data, EDL also evaluates at the end"),
         0,
         _INT,
         commands=(TRAIN,),
     ),
-    Flag("log_loss_steps", Sets(("log.loss_every_steps",)), 100, _INT, commands=(TRAIN,)),
-    Flag("output", Sets(("export.path",), "a relative path on a cluster is below the first volume"), commands=(TRAIN,)),
+    Flag("log_loss_steps", BecomesFields(("log.loss_every_steps",)), 100, _INT, commands=(TRAIN,)),
+    Flag(
+        "output",
+        BecomesFields(("export.path",), "a relative path on a cluster is below the first volume"),
+        commands=(TRAIN,),
+    ),
     Flag("output", NoEffect("an evaluation writes no model"), commands=(EVALUATE,)),
-    Flag("output", Directs("the folder for predictions on this machine; without it: predictions"), commands=(PREDICT,)),
+    Flag(
+        "output",
+        DirectsCommand("the folder for predictions on this machine; without it: predictions"),
+        commands=(PREDICT,),
+    ),
     # the model
-    Flag("model_zoo", Sets(("model.zoo",), "a relative folder is /model_zoo in the image")),
-    Flag("model_def", Sets(("model.definition",))),
+    Flag("model_zoo", BecomesFields(("model.zoo",), "a relative folder is /model_zoo in the image")),
+    Flag("model_def", BecomesFields(("model.definition",))),
     _function("feed"),
     _function("loss"),
     _function("optimizer"),
@@ -181,7 +193,7 @@ JOB_FLAGS: tuple[Flag, ...] = (
     # strategy
     Flag(
         "distribution_strategy",
-        Sets(("strategy.name",), "without an image, a job is Local unless the flag is given"),
+        BecomesFields(("strategy.name",), "without an image, a job is Local unless the flag is given"),
         "ParameterServerStrategy",
         choices=_STRATEGIES,
         commands=(TRAIN,),
@@ -193,36 +205,41 @@ JOB_FLAGS: tuple[Flag, ...] = (
         choices=_STRATEGIES,
         commands=(EVALUATE, PREDICT),
     ),
-    Flag("use_async", Sets(("strategy.mode",)), False, _BOOL, commands=(TRAIN,)),
-    Flag("grads_to_wait", Sets(("strategy.grads_to_wait",)), 1, _INT, commands=(TRAIN,)),
-    Flag("sync_version_tolerance", Sets(("strategy.version_tolerance",)), 0, _INT, commands=(TRAIN,)),
-    Flag("lr_staleness_modulation", Sets(("strategy.staleness_aware",)), False, _BOOL, commands=(TRAIN,)),
-    Flag("get_model_steps", Sets(("strategy.get_model_steps",)), 1, _INT, commands=(TRAIN,)),
+    Flag("use_async", BecomesFields(("strategy.mode",)), False, _BOOL, commands=(TRAIN,)),
+    Flag("grads_to_wait", BecomesFields(("strategy.grads_to_wait",)), 1, _INT, commands=(TRAIN,)),
+    Flag("sync_version_tolerance", BecomesFields(("strategy.version_tolerance",)), 0, _INT, commands=(TRAIN,)),
+    Flag("lr_staleness_modulation", BecomesFields(("strategy.staleness_aware",)), False, _BOOL, commands=(TRAIN,)),
+    Flag("get_model_steps", BecomesFields(("strategy.get_model_steps",)), 1, _INT, commands=(TRAIN,)),
     Flag("get_model_steps", _NO_PULLS, 1, _INT, commands=(EVALUATE, PREDICT)),
     # roles and their pods
-    Flag("num_workers", Sets(("workers.max",)), 2, _INT),
-    Flag("num_ps_pods", Sets(("ps.count",), "EDL has at least one parameter server"), 0, _INT),
+    Flag("num_workers", BecomesFields(("workers.max",)), 2, _INT),
+    Flag("num_ps_pods", BecomesFields(("ps.count",), "EDL has at least one parameter server"), 0, _INT),
     *_resources("master", "cpu=0.1,memory=1024Mi"),
     *_resources("workers", "cpu=1,memory=4096Mi"),
     *_resources("ps", "cpu=1,memory=4096Mi"),
-    Flag("master_pod_priority", Sets(("master.priority",), "without it: high")),
-    Flag("worker_pod_priority", Sets(("workers.priority",), "without it: low")),
-    Flag("ps_pod_priority", Sets(("ps.priority",), "without it: high")),
+    Flag("master_pod_priority", BecomesFields(("master.priority",), "without it: high")),
+    Flag("worker_pod_priority", BecomesFields(("workers.priority",), "without it: low")),
+    Flag("ps_pod_priority", BecomesFields(("ps.priority",), "without it: high")),
     *_unused_role("chief", _NO_CHIEF),
     *_unused_role("evaluator", _NO_EVALUATORS),
     Flag("num_evaluators", NoEffect(_NO_EVALUATORS), 0, _INT),
-    Flag("volume", Sets(("volumes",))),
-    Flag("envs", Sets(("pod.env",))),
-    Flag("populate_env_names", Sets(("pod.env",), "secrets belong in a Secret, which pod.env can name")),
-    Flag("image_pull_policy", Sets(("pod.image_pull_policy",)), "Always", choices=("Never", "IfNotPresent", "Always")),
+    Flag("volume", BecomesFields(("volumes",))),
+    Flag("envs", BecomesFields(("pod.env",))),
+    Flag("populate_env_names", BecomesFields(("pod.env",), "secrets belong in a Secret, which pod.env can name")),
+    Flag(
+        "image_pull_policy",
+        BecomesFields(("pod.image_pull_policy",)),
+        "Always",
+        choices=("Never", "IfNotPresent", "Always"),
+    ),
     Flag(
         "restart_policy",
         NoEffect("EDL's master replaces lost pods, and Kubernetes replaces the master"),
         "Never",
         choices=("Never", "OnFailure", "Always"),
     ),
-    Flag("cluster_spec", Sets(_OVERRIDES, "its functions are called here, on the pods that EDL makes")),
-    Flag("cluster_spec_json", Sets(_OVERRIDES)),
+    Flag("cluster_spec", BecomesFields(_OVERRIDES, "its functions are called here, on the pods that EDL makes")),
+    Flag("cluster_spec_json", BecomesFields(_OVERRIDES)),
     # faults
     Flag("relaunch_on_worker_failure", NoEffect(_PODS_ARE_REPLACED), 1, _INT, commands=(TRAIN,)),
     Flag("ps_relaunch_max_num", NoEffect(_PODS_ARE_REPLACED), 1, _INT, commands=(TRAIN,)),
@@ -254,7 +271,7 @@ JOB_FLAGS: tuple[Flag, ...] = (
         _BOOL,
         commands=(TRAIN,),
     ),
-    Flag("enable_automate_memory", Sets(("workers.oom_memory_factor",)), True, _BOOL, commands=(TRAIN,)),
+    Flag("enable_automate_memory", BecomesFields(("workers.oom_memory_factor",)), True, _BOOL, commands=(TRAIN,)),
     Flag(
         "aux_params",
         NoEffect(
@@ -264,7 +281,9 @@ JOB_FLAGS: tuple[Flag, ...] = (
     # checkpoints
     Flag(
         "checkpoint_steps",
-        Sets(("checkpoint.every_steps",), "without it: 1000, so that a lost parameter server costs little; 0: none"),
+        BecomesFields(
+            ("checkpoint.every_steps",), "without it: 1000, so that a lost parameter server costs little; 0: none"
+        ),
         0,
         _INT,
         commands=(TRAIN,),
@@ -272,16 +291,16 @@ JOB_FLAGS: tuple[Flag, ...] = (
     Flag("checkpoint_steps", _TRAINS_NOTHING, 0, _INT, commands=(EVALUATE, PREDICT)),
     Flag(
         "keep_checkpoint_max",
-        Sets(("checkpoint.keep",), "0, which keeps all, is not possible: 3"),
+        BecomesFields(("checkpoint.keep",), "0, which keeps all, is not possible: 3"),
         0,
         _INT,
         commands=(TRAIN,),
     ),
     Flag("keep_checkpoint_max", _TRAINS_NOTHING, 0, _INT, commands=(EVALUATE, PREDICT)),
-    Flag("checkpoint_dir", Sets(("storage.path",), "it also holds journal and logs")),
+    Flag("checkpoint_dir", BecomesFields(("storage.path",), "it also holds journal and logs")),
     Flag(
         "checkpoint_dir_for_init",
-        Sets(
+        BecomesFields(
             ("model.init_from",),
             "the weights of a run, a checkpoint or an export of EDL, a .keras file, or the newest ones of a job; to go "
             "on with the same job, use edl submit JOB.yaml --resume",
@@ -290,7 +309,7 @@ JOB_FLAGS: tuple[Flag, ...] = (
     ),
     Flag(
         "checkpoint_dir_for_init",
-        Sets(
+        BecomesFields(
             ("model.weights",),
             "the directory of a run, a checkpoint or an export of EDL, a .keras file, or the name of a job or run",
         ),
@@ -299,7 +318,7 @@ JOB_FLAGS: tuple[Flag, ...] = (
         required=(EVALUATE, PREDICT),
     ),
     # the client
-    Flag("yaml", Directs("write EDL's job file here instead of running the job")),
+    Flag("yaml", DirectsCommand("write EDL's job file here instead of running the job")),
     Flag(
         "force_use_kube_config_file",
         NoEffect("EDL uses KUBECONFIG or ~/.kube/config if there is one, else the pod's account"),
@@ -308,7 +327,7 @@ JOB_FLAGS: tuple[Flag, ...] = (
     ),
     Flag(
         "log_level",
-        Sets(("log.level",), "CRITICAL is error"),
+        BecomesFields(("log.level",), "CRITICAL is error"),
         "INFO",
         Kind.UPPER_TEXT,
         ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"),
@@ -322,19 +341,19 @@ JOB_FLAGS: tuple[Flag, ...] = (
     # programs of other frameworks
     Flag(
         "job_command",
-        Sets(("command",), "a program instead of --model_def, which takes its records with edl.sharding"),
+        BecomesFields(("command",), "a program instead of --model_def, which takes its records with edl.sharding"),
         commands=(TRAIN,),
     ),
     Flag(
         "need_elasticdl_job_service",
-        Refused("it is for programs with a loop of their own", "give --job_command, where it is always so"),
+        RefusedFlag("it is for programs with a loop of their own", "give --job_command, where it is always so"),
         False,
         _BOOL,
         commands=(TRAIN,),
     ),
     Flag(
         "need_tf_config",
-        Refused(
+        RefusedFlag(
             "EDL sets no TF_CONFIG: workers come and go, and it would be wrong at once",
             "leave it out, and let the program take its records with edl.sharding",
         ),
@@ -344,14 +363,14 @@ JOB_FLAGS: tuple[Flag, ...] = (
     ),
     Flag(
         "need_task_manager",
-        Refused("a job of EDL has no other way to get its records than its master", "leave it out"),
+        RefusedFlag("a job of EDL has no other way to get its records than its master", "leave it out"),
         True,
         _BOOL,
         commands=(TRAIN,),
     ),
     Flag(
         "need_pod_manager",
-        Refused("a job of EDL has no other way to get its pods than its master", "leave it out"),
+        RefusedFlag("a job of EDL has no other way to get its pods than its master", "leave it out"),
         True,
         _BOOL,
         commands=(TRAIN,),
@@ -361,13 +380,13 @@ JOB_FLAGS: tuple[Flag, ...] = (
 ZOO_FLAGS: tuple[Flag, ...] = (
     Flag(
         "base_image",
-        Directs("the image to start from, which must contain EDL; images of Python and ElasticDL are replaced"),
+        DirectsCommand("the image to start from, which must contain EDL; images of Python and ElasticDL are replaced"),
         "python:3.6",
         commands=(ZOO_INIT,),
     ),
     Flag(
         "extra_pypi_index",
-        Directs("a package index besides pip's own, for the zoo's requirements.txt"),
+        DirectsCommand("a package index besides pip's own, for the zoo's requirements.txt"),
         PUBLIC_INDEX,
         commands=(ZOO_INIT,),
     ),
@@ -378,22 +397,24 @@ ZOO_FLAGS: tuple[Flag, ...] = (
     ),
     Flag(
         "local_pkg_dir",
-        Directs("a folder with wheels that the image installs"),
+        DirectsCommand("a folder with wheels that the image installs"),
         commands=(ZOO_INIT,),
     ),
-    Flag("model_zoo", Directs("the folder of models that the image has at /model_zoo"), ".", commands=(ZOO_INIT,)),
+    Flag(
+        "model_zoo", DirectsCommand("the folder of models that the image has at /model_zoo"), ".", commands=(ZOO_INIT,)
+    ),
     Flag(
         "path",
-        Directs("the folder with the Dockerfile and the models"),
+        DirectsCommand("the folder with the Dockerfile and the models"),
         None,
         commands=(ZOO_BUILD,),
         required=(ZOO_BUILD,),
         is_positional=True,
     ),
-    Flag("image", Directs("the name of the image"), None, commands=(ZOO_BUILD,), required=(ZOO_BUILD,)),
+    Flag("image", DirectsCommand("the name of the image"), None, commands=(ZOO_BUILD,), required=(ZOO_BUILD,)),
     Flag(
         "image",
-        Directs("the name of the image"),
+        DirectsCommand("the name of the image"),
         None,
         commands=(ZOO_PUSH,),
         required=(ZOO_PUSH,),
@@ -402,8 +423,8 @@ ZOO_FLAGS: tuple[Flag, ...] = (
 )
 
 EXTRA_FLAGS: tuple[Flag, ...] = (
-    Flag("model_params", Sets(("model.params",))),
-    Flag("custom_training_loop", Refused("the training loop is EDL's own", _WRITE_A_MODULE), False, _BOOL),
+    Flag("model_params", BecomesFields(("model.params",))),
+    Flag("custom_training_loop", RefusedFlag("the training loop is EDL's own", _WRITE_A_MODULE), False, _BOOL),
     Flag(
         "tensorboard_log_dir",
         NoEffect("EDL writes no summaries by itself: return a Keras TensorBoard callback from callbacks()"),
@@ -430,20 +451,22 @@ class RetiredFlag:
     """A flag that 1.0.0 no longer has; its value is read as text."""
 
     name: str
-    effect: Renamed | NoEffect | Refused
+    effect: Renamed | NoEffect | RefusedFlag
     commands: tuple[str, ...] = JOB_COMMANDS
     divides_by: str = field(default="")
     """The flag whose value the number is divided by, rounded down to at least 1."""
 
 
 _ROLES_ONLY = "it is a flag of ElasticDL's own processes; those of EDL get it from their master"
-_BUILD_FIRST = Refused(
+_BUILD_FIRST = RefusedFlag(
     "building an image and submitting a job are two commands",
     "elasticdl zoo build --image=NAME PATH, then elasticdl zoo push NAME, then --image_name=NAME",
 )
 _DOCKER = NoEffect("the Docker engine is found as docker finds it: DOCKER_HOST, DOCKER_CERT_PATH")
 _IN_STEPS = NoEffect("EDL evaluates by steps, because seconds depend on the number of workers: --evaluation_steps")
-_IN_MODULE = Refused("EDL finds a model by its module", "--model_def=MODULE.FUNCTION, such as mnist.model.custom_model")
+_IN_MODULE = RefusedFlag(
+    "EDL finds a model by its module", "--model_def=MODULE.FUNCTION, such as mnist.model.custom_model"
+)
 
 RETIRED_FLAGS: tuple[RetiredFlag, ...] = (
     RetiredFlag("dataset_fn", Renamed("feed")),
@@ -459,7 +482,7 @@ RETIRED_FLAGS: tuple[RetiredFlag, ...] = (
     RetiredFlag("evaluation_throttle_secs", _IN_STEPS),
     RetiredFlag(
         "learning_rate_scheduler",
-        Refused("no function of this name is called", "give the optimizer a Keras schedule as its learning rate"),
+        RefusedFlag("no function of this name is called", "give the optimizer a Keras schedule as its learning rate"),
     ),
     RetiredFlag("image_base", _BUILD_FIRST),
     RetiredFlag("docker_image_prefix", _BUILD_FIRST),
@@ -471,9 +494,11 @@ RETIRED_FLAGS: tuple[RetiredFlag, ...] = (
     RetiredFlag("embedding_service_endpoint", NoEffect("embedding tables are on the parameter servers")),
     RetiredFlag("codec_type", NoEffect("feed decodes records")),
     RetiredFlag("codec_file", NoEffect("feed decodes records")),
-    RetiredFlag("all", Refused("it is an option of elasticdl clean", "remove images with the Docker engine"), COMMANDS),
+    RetiredFlag(
+        "all", RefusedFlag("it is an option of elasticdl clean", "remove images with the Docker engine"), COMMANDS
+    ),
     *(
-        RetiredFlag(name, Refused(_ROLES_ONLY, "leave it out"))
+        RetiredFlag(name, RefusedFlag(_ROLES_ONLY, "leave it out"))
         for name in (
             "collective_communicator_service_name",
             "job_type",

@@ -17,7 +17,17 @@ from edl.api.cluster_port import Role
 from edl.api.errors import BadInputError
 from edl.api.fields import JsonValue
 from edl.api.job_spec import API_VERSION, JobSpec
-from edl.cli.elasticdl.flags import EVALUATE, PREDICT, TRAIN, Directs, Flag, NoEffect, Refused, Sets, flags_of
+from edl.cli.elasticdl.flags import (
+    EVALUATE,
+    PREDICT,
+    TRAIN,
+    BecomesFields,
+    DirectsCommand,
+    Flag,
+    NoEffect,
+    RefusedFlag,
+    flags_of,
+)
 from edl.cli.elasticdl.job_command import find_shell_word, find_training_data, program_name, read_command
 from edl.cli.elasticdl.parser import CommandLine, UsageError
 from edl.cli.elasticdl.values import (
@@ -229,11 +239,11 @@ class _Translator:
                     self._note(name, f"no effect: {reason}")
                 case _ if self._program is not None and name in _reasons_of_programs():
                     self._note(name, f"no effect: {_reasons_of_programs()[name]}")
-                case Refused(reason, _) if self._is_harmless(name):
+                case RefusedFlag(reason, _) if self._is_harmless(name):
                     self._note(name, f"no effect: {reason}")
-                case Refused(reason, instead):
+                case RefusedFlag(reason, instead):
                     self._refuse(name, f"{reason}; {instead}")
-                case Sets() | Directs():
+                case BecomesFields() | DirectsCommand():
                     pass
 
     def _is_harmless(self, name: str) -> bool:
@@ -255,7 +265,7 @@ class _Translator:
             self._fields["model.keras"] = build_tree(2, f"{LEGACY_VARIABLE} in the environment")
             self.notes.append(f"{LEGACY_VARIABLE} in the environment: model.keras is 2")
         for flag, entry in self._flags.items():
-            if isinstance(entry.effect, Sets) and entry.effect.fields[0].startswith("model.functions."):
+            if isinstance(entry.effect, BecomesFields) and entry.effect.fields[0].startswith("model.functions."):
                 self._translate_function(flag, entry)
         params = self._read("model_params", read_parameters)
         if params:
@@ -340,7 +350,7 @@ class _Translator:
 
     def _translate_function(self, flag: str, entry: Flag) -> None:
         """Another name of a function of the model's module; the contract's own name needs no field."""
-        assert isinstance(entry.effect, Sets)
+        assert isinstance(entry.effect, BecomesFields)
         name = self._values[flag]
         if name in (entry.default, ""):
             return
@@ -720,7 +730,7 @@ class _Translator:
             self._given[name]
             for name, flag in self._flags.items()
             if name in self._given
-            and isinstance(flag.effect, Sets)
+            and isinstance(flag.effect, BecomesFields)
             and all(field.startswith((*sections, *workers)) for field in flag.effect.fields)
         ]
         if "namespace" in self._given:

@@ -17,14 +17,14 @@ from edl.cli.elasticdl.flags import (
     EXTRA_FLAGS,
     FLAGS,
     JOB_COMMANDS,
-    Directs,
+    BecomesFields,
+    DirectsCommand,
     Flag,
     Kind,
     NoEffect,
-    Refused,
+    RefusedFlag,
     Renamed,
     RetiredFlag,
-    Sets,
     flags_of,
     retired_flags_of,
 )
@@ -240,7 +240,7 @@ def _apply_retired(
     match retired.effect:
         case NoEffect(reason):
             notes.append(f"{option}: no effect: {reason}")
-        case Refused(reason, instead):
+        case RefusedFlag(reason, instead):
             problems.append(f"{option}: {reason}; {instead}")
         case Renamed(name) if name not in flags:
             notes.append(f"{option}: no effect with this command")
@@ -277,13 +277,13 @@ def _help_text(flag: Flag) -> str:
 def describe_effect(flag: Flag) -> str:
     """What a flag becomes, in a sentence."""
     match flag.effect:
-        case Sets(fields, remark):
+        case BecomesFields(fields, remark):
             text = f"becomes {join_words(fields)}" + (f" ({remark})" if remark else "")
-        case Directs(purpose):
+        case DirectsCommand(purpose):
             text = purpose
         case NoEffect(reason):
             text = f"has no effect: {reason}"
-        case Refused(reason, instead):
+        case RefusedFlag(reason, instead):
             text = f"is refused: {reason}; {instead}"
     return f"{text[:1].upper()}{text[1:]}."
 

@@ -20,7 +20,7 @@ from edl.cli.elasticdl.flags import (
     JOB_COMMANDS,
     PUBLIC_INDEX,
     RETIRED_FLAGS,
-    Directs,
+    DirectsCommand,
     Flag,
     Kind,
     flags_of,
@@ -166,7 +166,7 @@ def test_a_flag_changes_the_job_or_says_why_not(command: str, name: str, monkeyp
     if after is None:
         assert flag.option in refusal
         return
-    if isinstance(flag.effect, Directs):
+    if isinstance(flag.effect, DirectsCommand):
         assert name in DIRECTING
         return
     changed = before.spec != after.spec
