@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import keras
+
 from edl.api.errors import BadInputError
 
 _LOG = logging.getLogger(__name__)
@@ -141,8 +143,6 @@ def restore_compile(model: Any) -> None:
 
 
 def _renew(metrics: Any) -> Any:
-    import keras
-
     if isinstance(metrics, Mapping):
         return {name: _renew(each) for name, each in metrics.items()}
     if isinstance(metrics, list | tuple):

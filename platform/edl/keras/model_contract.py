@@ -20,6 +20,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn, Protocol, TypeAlias
 
+import keras
+
 from edl.api.errors import BadInputError
 from edl.api.job_spec import SchemaSpec
 from edl.jobfile.keras_version import uses_keras2
@@ -34,6 +36,8 @@ from edl.keras.compiled_model import CompileArguments, kept_arguments, read_comp
 from edl.keras.user_code import source_file, user_code
 from edl.keras.zoo_code import digest_zoo_code
 from edl.keras.zoo_import import import_zoo_module
+
+# ``keras2_models`` and ``default_feed`` are imported where they are used: most models need neither.
 
 # --------------------------------------------------------------------------------------------------
 # The model that callbacks see when the parameter servers hold the weights. It has the initial
@@ -58,8 +62,6 @@ def block_weight_methods(model: Any) -> None:
     """Make methods of ``model`` raise that would use the initial weights, except those that the user's class
     defines.
     """
-    import keras
-
     for name in _WEIGHT_METHODS:
         if getattr(type(model), name) is getattr(keras.Model, name):
             setattr(model, name, partial(_raise_untrained_weights, name))
@@ -79,8 +81,6 @@ _COMPILED_METHODS = ("evaluate", "fit", "test_on_batch", "train_on_batch")
 
 def block_compiled_methods(model: Any) -> None:
     """Make methods of ``model`` raise that need a compiled model, unless it is one or the user's class defines them."""
-    import keras
-
     if model.compiled:
         return
     for name in _COMPILED_METHODS:
@@ -139,8 +139,6 @@ _COMPILE_ARGUMENTS = ("loss", "loss_weights", "metrics", "weighted_metrics")
 
 def has_own_train_step(model: Any) -> bool:
     """Whether the user's class defines ``train_step``."""
-    import keras
-
     return "train_step" in vars(model) or type(model).train_step is not keras.Model.train_step
 
 
@@ -174,8 +172,6 @@ def refuse_custom_training(
     Raises:
         BadInputError: EDL would ignore a part of the model; the error names it and the place for it in EDL.
     """
-    import keras
-
     # A train_step of the user's uses the metrics of the model, if it likes.
     allowed = ("train_step", "metrics") if may_have_train_step and has_own_train_step(model) else ()
     for method, instead in _REMEDY_BY_METHOD.items():
@@ -233,8 +229,6 @@ def refuse_metrics_in_layers(model: Any, where: str = "the model") -> None:
 
 def find_carried_states(model: Any) -> Iterator[Any]:
     """The variables in which stateful layers keep what the next minibatch begins with, each once."""
-    import keras
-
     known = {id(variable) for variable in model.variables}
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.RNN) and layer.stateful:
@@ -250,8 +244,6 @@ def refuse_stateful_layers(model: Any) -> None:
     Raises:
         BadInputError: the model has a stateful layer.
     """
-    import keras
-
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.RNN) and layer.stateful:
             raise BadInputError(
@@ -543,8 +535,6 @@ def _imports_of(is_keras2: bool) -> AbstractContextManager[None]:
 
 
 def _check_keras_backend(choice: ModelChoice) -> None:
-    import keras
-
     if uses_keras2(choice):
         from edl.keras import keras2_models
 
@@ -577,8 +567,6 @@ def _contract_function(module: ModuleType, path: Path, name: str) -> Any:
 
 def _is_keras_loss(loss: Any) -> bool:
     """Whether this is what ``compile(loss=...)`` accepts, other than a function."""
-    import keras
-
     if isinstance(loss, type):
         return issubclass(loss, keras.losses.Loss)
     return isinstance(loss, str | list | tuple | Mapping | keras.losses.Loss)
@@ -589,8 +577,6 @@ def _optimizer_factory(optimizer: Any, path: Path, variables: Iterable[Any] = ()
 
     An optimizer that is built is used itself if it is built for these variables.
     """
-    import keras
-
     if isinstance(optimizer, keras.optimizers.Optimizer | str):
         if isinstance(optimizer, str):
             return lambda: _optimizer_by_name(optimizer, path)
@@ -666,8 +652,6 @@ def _is_of_keras2(value: Any) -> bool:
 
 
 def _optimizer_by_name(name: str, path: Path) -> Any:
-    import keras
-
     try:
         return keras.optimizers.get(name)
     except ValueError as error:
@@ -751,8 +735,6 @@ def _find_model_function(module: ModuleType, zoo_module: ZooModule, params: Mapp
 
 def _check_model_type(model: Any, made_by: str, where: str, *, is_keras2: bool) -> None:
     """Refuse what is no model, and a model of another Keras than the job is for."""
-    import keras
-
     if any(base.__module__.split(".")[0] == "tf_keras" for base in type(model).__mro__):
         if is_keras2:
             return

@@ -17,10 +17,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import keras
 import numpy as np
+import tensorflow as tf
 from numpy.typing import NDArray
 
 from edl.api.errors import BadInputError
+from edl.keras.group_ftrl import GroupFtrl
 from edl.keras.user_code import source_file, user_code
 from edl.numerics.optimizer_spec import OPTIMIZER_DEFINITIONS, OptimizerSpec
 
@@ -122,8 +125,6 @@ class LearningRate:
         return rate
 
     def _compute_rate(self, step: int) -> float:
-        import keras
-
         # The public property `learning_rate` hides a schedule: it returns the schedule's value at
         # the optimizer's own `iterations` instead.
         rate_or_schedule = self._optimizer._learning_rate
@@ -171,8 +172,6 @@ def _trace_schedule(schedule: Any) -> Callable[[int], float]:
 
     A schedule that branches with Python's ``if``, or computes with ``math``, cannot be traced.
     """
-    import tensorflow as tf
-
     function = tf.function(
         lambda step: tf.cast(schedule(step), tf.float32),
         input_signature=[tf.TensorSpec([], tf.int64)],
@@ -293,10 +292,6 @@ def refuse_partitioned_lamb(optimizer: OptimizerSpec, tables: Sequence[str], ps_
 
 
 def _supported_class_name(optimizer: Any) -> str:
-    import keras
-
-    from edl.keras.group_ftrl import GroupFtrl
-
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise BadInputError(
             f"optimizer() returned {type(optimizer).__name__}, expected a Keras optimizer", hint=_supported_hint()
@@ -313,8 +308,6 @@ def _supported_class_name(optimizer: Any) -> str:
 
 def _optimizer_config(optimizer: Any, zoo: Path) -> Mapping[str, Any]:
     """The optimizer's configuration, including its schedule."""
-    import keras
-
     # The base class's get_config() raises NotImplementedError, and the optimizer's calls it. The
     # error here names the class that the user has to complete.
     schedule, base = optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule
