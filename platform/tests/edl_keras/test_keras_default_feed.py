@@ -424,5 +424,5 @@ def test_one_label_for_two_outputs_is_refused_with_what_to_do(tmp_path: Path, fe
         ModelLoss(module, ["low", "high"])(tf.zeros((2, 1)), predictions, training=True)
     text = f"{error.value} {error.value.where} {error.value.hint}"
     place = "feed gives 1 label per record" if feed else "data.schema.label"
-    assert not missing_keys(text, place, "the model has 2 outputs: 'low', 'high'", "labels by the outputs' names")
+    assert not missing_keys(text, place, "the model has 2 outputs: 'high', 'low'", "labels by the outputs' names")
     assert ("remove data.schema" in text) == (not feed)
