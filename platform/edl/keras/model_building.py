@@ -214,6 +214,16 @@ class ModelVariables:
         return tuple(index for index, spec in enumerate(self.specs) if not spec.statistic)
 
     @property
+    def states(self) -> dict[str, Any]:
+        """The variables that a flat buffer of float32 lacks or rounds, by name and type.
+
+        Without the states of random generators, which every process makes anew.
+        """
+        rounded = [v for v in self.weights if v.dtype != "float32"]
+        named = _name_variables([*rounded, *(v for v in self.local_variables if not is_seed_state(v))])
+        return {f"{spec.name} ({variable.dtype})": variable for spec, variable in named}
+
+    @property
     def offsets(self) -> tuple[slice, ...]:
         """The slice of the flat buffer that each variable has."""
         return tuple(slice(a, b) for a, b in pairwise(accumulate((s.size for s in self.specs), initial=0)))

@@ -50,7 +50,7 @@ from edl.keras.model_building import (
 )
 from edl.keras.network import KerasNetwork
 from edl.keras.ps_embedding import initializer_mean
-from edl.keras.traced_function import as_array
+from edl.keras.traced_function import as_array, host_array
 from edl.keras.user_code import user_code
 from edl.layers import Embedding as AnyId
 from edl.layers.known_rows import KnownRows, constant_initializer, provide_known_rows
@@ -555,16 +555,22 @@ def build_export_model(network: KerasNetwork, flat_values: Floats, table_rows: R
         model = build_model(network.module, seed=0, sample=network.sample)
     variable_slices = zip(network.variables, network.offsets, strict=True)
     values = full_tables | {spec.name: flat_values[place].reshape(spec.shape) for spec, place in variable_slices}
-    export_variables = ModelVariables.from_model(model, lambda name: 0, 1, trained_by_ps=False)
+    export_variables = ModelVariables.from_model(model, lambda name: 0, 1, trained_by_ps=False, float32_only=False)
+    # Counters, and statistics of other types than float32: the flat buffer has none of them.
+    states = {name: v for name, v in export_variables.states.items() if name in network.states}
     check_same_model(
         trained={name: array.shape for name, array in values.items()}
-        | {n: k.rows.shape for n, k in known_rows_by_table.items()},
-        rebuilt={spec.name: spec.shape for spec in export_variables.specs},
+        | {n: k.rows.shape for n, k in known_rows_by_table.items()}
+        | {name: tuple(state.shape) for name, state in network.states.items()},
+        rebuilt={spec.name: spec.shape for spec in export_variables.specs}
+        | {name: tuple(state.shape) for name, state in states.items()},
     )
     # Tables have their values since they were built. Assigning them again would hold them twice.
     for spec, weight in zip(export_variables.specs, export_variables.weights, strict=True):
         if spec.name not in known_rows_by_table and not any(weight is each for each in filled_variables):
             weight.assign(values[spec.name])
+    for name, state in states.items():
+        state.assign(host_array(network.states[name]))
     return model
 
 

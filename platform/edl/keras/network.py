@@ -173,6 +173,11 @@ class KerasNetwork:
         return self._variables.specs
 
     @property
+    def states(self) -> dict[str, Any]:
+        """Variables outside the flat buffer that are exported: none, since parameter servers change none of them."""
+        return {}
+
+    @property
     def metric_directions(self) -> dict[str, str | None]:
         """By metric, whether ``up`` or ``down`` is better; None if Keras does not define it."""
         return self._metrics.directions
@@ -210,6 +215,12 @@ class KerasNetwork:
         """Replace the initial values."""
         self._initial_values = flat_values
         self._variables.assign_values(flat_values)
+
+    def assign_states(self, arrays: Mapping[int, Any]) -> None:
+        """Assign variables outside the flat buffer, by their number in the checkpoint of a model that was trained."""
+        for number, variable in enumerate(self._variables.local_variables):
+            if number in arrays and not is_seed_state(variable):
+                variable.assign(arrays[number])
 
     def load_weights_file(self, path: Path) -> Floats:
         """Load the values of a ``.keras`` or ``.weights.h5`` file of this model into a flat buffer.

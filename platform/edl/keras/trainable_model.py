@@ -133,6 +133,7 @@ class TrainableModel:
             sample=self._sample,
             variables=self.variables.specs,
             offsets=self.variables.offsets,
+            states=self.variables.states,
             tables=(),
         )
 

@@ -106,6 +106,7 @@ def _load_model(
     )
     if weights.is_checkpoint:
         stored = StoredWeights.from_checkpoint(weights.readable_path, network.tables, weights.path)
+        network.assign_states(stored.states)
         return network, StoredParameters(stored.flat_values(network.variables), stored)
     return network, StoredParameters(network.load_weights_file(weights.readable_path), StoredWeights.empty())
 

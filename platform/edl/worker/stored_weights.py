@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ class StoredWeights:
         dense: the checkpoint's variables by name. Under strategy Local they include all tables.
         table_rows: the checkpoint's tables by name.
         tables: the PS-backed tables of the model.
+        states: the checkpoint's variables outside the flat buffer by number, of strategies Local and AllReduce.
 
     Raises:
         BadInputError: a table is missing or has another shape: the checkpoint belongs to another model.
@@ -49,7 +51,9 @@ class StoredWeights:
         dense: Mapping[str, Floats],
         table_rows: Mapping[str, StoredTableRows],
         tables: Iterable[TableSpec],
+        states: Mapping[int, Any] = MappingProxyType({}),
     ) -> None:
+        self.states = states
         self._directory = directory
         self._dense = dense
         self._table_rows = table_rows
@@ -84,9 +88,10 @@ class StoredWeights:
         paths = [directory / shard.file for shard in manifest.shards]
         dense: dict[str, Floats] = {}
         row_parts: dict[str, list[tuple[Ids, Floats]]] = {}
+        states: dict[int, Any] = {}
         try:
             for path in paths:
-                _sort_arrays(checkpoint_shards.read_shard(path)[0], dense, row_parts)
+                _sort_arrays(checkpoint_shards.read_shard(path)[0], dense, row_parts, states)
             declared = read_checkpoint_contents(paths).tables
         except StorageError as error:
             raise StorageError(error.message, where=error.where, hint=error.hint or _DAMAGED_HINT) from error
@@ -95,6 +100,7 @@ class StoredWeights:
             dense,
             {table.name: StoredTableRows.from_shards(table, row_parts[table.name]) for table in declared},
             tables,
+            states,
         )
 
     def flat_values(self, variables: Iterable[VariableSpec]) -> Floats:
@@ -210,13 +216,18 @@ class StoredTableRows:
 
 
 def _sort_arrays(
-    arrays: Mapping[str, Any], dense: dict[str, Floats], row_parts: dict[str, list[tuple[Ids, Floats]]]
+    arrays: Mapping[str, Any],
+    dense: dict[str, Floats],
+    row_parts: dict[str, list[tuple[Ids, Floats]]],
+    states: dict[int, Any],
 ) -> None:
     """Keep the variables and rows of a shard, and drop slot variables, which prediction does not need."""
     for name, array in arrays.items():
         kind, _, rest = name.partition("/")
         if kind == "dense":
             dense[rest] = array
+        elif kind == "state":
+            states[int(rest)] = array
         elif kind == "rows" and rest.endswith("/ids"):
             table = rest.removesuffix("/ids")
             row_parts.setdefault(table, []).append((array, arrays[f"rows/{table}/values"]))

@@ -21,6 +21,7 @@ from edl.api.errors import BadInputError  # noqa: E402
 from edl.api.job_spec import ModelSpec  # noqa: E402
 from edl.core.evaluation import merge_metric_states  # noqa: E402
 from edl.keras.model_contract import ModelModule, load_model_module  # noqa: E402
+from edl.keras.model_export import build_export_model  # noqa: E402
 from edl.keras.several_updates import build_only_replica, build_replica  # noqa: E402
 from edl.keras.whole_step import WholeStepReplica  # noqa: E402
 
@@ -129,6 +130,30 @@ def test_what_several_ranks_cannot_combine_one_rank_trains(tmp_path: Path, case:
     losses = [only.take_step(*DATA) for _ in range(3)]
     assert all(step.finite for step in losses)
     assert len({step.loss for step in losses}) == 3
+
+
+STATES = {
+    "a counter": {"TYPE": "int32", "BODY": "self.calls.assign(self.calls + 1)"},
+    "statistics of another type": {"FIRST": 'keras.layers.BatchNormalization(dtype="float64", trainable=False)(x)'},
+    "a model in float64": {
+        "FIRST": 'keras.layers.BatchNormalization(dtype="float64")(keras.layers.Dense(4, dtype="float64")(x))'
+    },
+    "a moving mean in float64": {"TYPE": "float64", "BODY": "self.calls.assign(0.5 * self.calls + 0.5)"},
+}
+
+
+@pytest.mark.parametrize("case", STATES)
+def test_the_export_has_the_variables_that_are_not_float32(tmp_path: Path, case: str) -> None:
+    write_model(tmp_path, STATES[case])
+    only = build(tmp_path, "own", DATA)
+    for _ in range(3):
+        only.take_step(*DATA)
+    for variable in only.variables.states.values():
+        variable.assign(variable + 1)
+    exported = build_export_model(only.exportable(), only.variables.read_values(), {})
+    assert only.variables.states
+    for mine, theirs in zip(only.model.variables, exported.variables, strict=True):
+        np.testing.assert_array_equal(mine.numpy(), theirs.numpy(), err_msg=mine.path)
 
 
 def test_layers_that_a_callback_froze_before_the_first_step_are_refused_by_name(tmp_path: Path) -> None:
