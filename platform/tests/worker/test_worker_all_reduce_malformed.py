@@ -94,7 +94,7 @@ def with_share(*numbers: int) -> Callable[[bytes], bytes]:
         ),
         pytest.param(
             1,
-            in_step(lambda control: control[:16] + struct.pack("<q", -7) + control[24:]),
+            in_step(lambda control: control[:24] + struct.pack("<q", -7) + control[32:]),
             ("worker-1 (rank 1)", "epoch is -7"),
             id="epoch",
         ),
