@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from edl.api.errors import BadInputError, StorageError
-from edl.cli.local_runs import LocalRun, find_local_run, list_local_runs
 from edl.cli.options import YesOption, confirm_action
+from edl.ops.local_runs import LocalRun, find_local_run, list_local_runs
 from edl.reporting.text_table import align_columns
 from edl.reporting.unit_formats import format_age, format_bytes
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edl.cli.local_runs import LocalOption, job_lookup
+from edl.cli.job_choice import LocalOption, job_lookup
 from edl.cli.options import ContextOption, JobArgument, NamespaceOption, connect_api
 from edl.jobfile.event_json import line
 from edl.jobfile.section_type import to_json

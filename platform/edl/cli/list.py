@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edl.api.errors import BadInputError
-from edl.cli.local_runs import LocalOption, has_kubeconfig, list_local_runs
+from edl.cli.job_choice import LocalOption, has_kubeconfig
 from edl.cli.options import ContextOption, NamespaceOption, connect_api
 from edl.cluster.kubernetes.api_errors import ForbiddenError, NotFoundError
 from edl.cluster.kubernetes.resource_kinds import NAMESPACES
 from edl.jobfile.section_type import to_json
 from edl.ops import job_view
 from edl.ops.followup_command import command_arguments
+from edl.ops.local_runs import list_local_runs
 from edl.reporting.terminal_text import to_single_line
 from edl.reporting.text_table import align_columns
 from edl.reporting.unit_formats import format_age

@@ -14,11 +14,12 @@ import typer
 from edl.api.cluster_port import Role
 from edl.api.errors import BadInputError, EdlError
 from edl.api.pod_spec import RunAsSpec
-from edl.cli.local_runs import LocalOption, choose_local_run, read_run_logs
+from edl.cli.job_choice import LocalOption, choose_local_run
 from edl.cli.options import ContextOption, JobArgument, NamespaceOption, connect_api
 from edl.ops import job_view
 from edl.ops.followup_command import command_arguments
 from edl.ops.job_view import pod_label
+from edl.ops.local_runs import read_run_logs
 
 if TYPE_CHECKING:
     from edl.cluster.kubernetes.api_client import KubeClient

@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 
 from edl.api.errors import BadInputError
-from edl.cli.local_runs import LocalOption, LocalRun, choose_local_run
+from edl.cli.job_choice import LocalOption, choose_local_run
 from edl.cli.options import ContextOption, JobArgument, NamespaceOption, connect_api
 from edl.cluster.local.desired_state_file import DesiredStateFile
 from edl.cluster.status_port import DesiredState
 from edl.ops.followup_command import command_arguments
+from edl.ops.local_runs import LocalRun
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 

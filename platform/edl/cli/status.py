@@ -13,8 +13,8 @@ import typer
 
 from edl.api.run_events import EvaluationEnded
 from edl.api.status import ParametersStatus, RoleStatus, Status, TableStatus, TimelinePoint
+from edl.cli.job_choice import JobLookup, LocalOption, job_lookup
 from edl.cli.list import job_json
-from edl.cli.local_runs import JobLookup, LocalOption, job_lookup
 from edl.cli.options import ContextOption, JobArgument, NamespaceOption
 from edl.ops.followup_command import command_arguments
 from edl.ops.job_findings import format_short_list

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edl.api.errors import BadInputError
-from edl.cli.local_runs import JobLookup, LocalOption, LocalRun, choose_local_run, interrupt_run, read_local_run
+from edl.cli.job_choice import JobLookup, LocalOption, choose_local_run
 from edl.cli.options import ContextOption, JobArgument, NamespaceOption, connect_api
 from edl.cli.wait import WaitGoal, parse_timeout, wait_for_goal
 from edl.ops.followup_command import command_arguments
+from edl.ops.local_runs import LocalRun, interrupt_run, read_local_run
 from edl.reporting.text_table import StatusLine
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edl.cli.local_runs import LocalOption
+from edl.cli.job_choice import LocalOption, choose_local_run
 from edl.cli.options import ContextOption, JobArgument, NamespaceOption, connect_api
 from edl.ops.followup_command import command_arguments
 from edl.reporting.unit_formats import format_utc
@@ -40,8 +40,6 @@ def why(
     If both exist, the job on the cluster is explained. --local selects runs of this machine; -n and --context a
     cluster.
     """
-    from edl.cli.local_runs import choose_local_run
-
     local_run = choose_local_run(job, local=local, context=context, namespace=namespace)
     if local_run is not None:
         from edl.ops.local_run_diagnosis import diagnose_local_run

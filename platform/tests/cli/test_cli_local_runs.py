@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
@@ -16,12 +15,11 @@ from cli.cli_harness import SUMMARY, CliHarness, cli_with_job
 from support.in_memory_cluster import NOW
 from support.text_keys import missing_keys
 
-from edl.cli import local_runs
 from edl.cli.wait import TIMED_OUT_EXIT
 from edl.cluster.kubernetes.api_errors import NoKubeconfigError
 from edl.cluster.status_port import DesiredState
 from edl.ops import job_view
-from edl.storage.run_directory import JobLock, RunDirectory
+from edl.storage.run_directory import JobLock
 
 WORKER = {"index": 0, "pid": 7, "state": "training", "samples_per_second": 1234.5}
 STATUS = {
@@ -291,19 +289,6 @@ def test_a_damaged_run_does_not_hide_the_others(
         (bad / name).write_bytes(line + b"\n")
     assert cli_without_cluster.edl("list") == 0
     assert "digits/r2" in cli_without_cluster.out
-
-
-def test_a_number_that_the_kernel_gave_to_another_program_is_no_process_that_runs_a_job(tmp_path: Path) -> None:
-    """Seen twice: a killed job's number, in its LOCK, was that of a thread, and of another program, later."""
-    run = RunDirectory(tmp_path / "r1")
-    with JobLock(tmp_path, "r1"):
-        assert local_runs._find_process(run) == os.getpid()
-        named = (tmp_path / "LOCK").read_text()
-    assert local_runs._find_process(run) is None
-    (tmp_path / "LOCK").write_text(named)
-    assert local_runs._find_process(run) is None, "this process lives, and does not hold the lock"
-    assert not local_runs.interrupt_run(run)
-    JobLock(tmp_path, "r1").close()  # asking has not kept the lock
 
 
 def test_why_a_run_was_interrupted_and_where_it_goes_on(cli_without_cluster: CliHarness, make_local_run: Make) -> None:
