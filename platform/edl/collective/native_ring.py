@@ -1,6 +1,7 @@
 """Reductions in native code. They release the GIL, and the heartbeat thread never needs it.
 
-``make native`` builds the extension. Without it, importing this module raises ImportError.
+``make native`` builds the extension. Without it, importing this module raises ImportError;
+with one that was compiled from other sources, BadInputError.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from edl.collective.element_types import ElementType
 from edl.collective.neighbours import Neighbours
 from edl.collective.reduction_plan import Algorithm, Bytes
 from edl.collective.round_errors import InjectedFaultError, RoundBrokenError
+from edl.numerics.extension_interface import check_extension_interface
+
+check_extension_interface(_ring)
 
 
 class NativeRing:

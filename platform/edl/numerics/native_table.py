@@ -21,6 +21,7 @@ from edl.core.partition import splitmix64
 from edl.numerics import _native
 from edl.numerics.array_types import Floats, Ids
 from edl.numerics.embedding_table import EmbeddingTable, RowRetention
+from edl.numerics.extension_interface import check_extension_interface
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.optimizers import ParameterUpdate, ScratchArrays, UpdateRule, make_rule
@@ -34,6 +35,8 @@ from edl.numerics.optimizers.adam import (
 from edl.numerics.optimizers.ftrl import SQUARE_ROOT_POWER, FtrlStrengths, uses_row_groups
 from edl.numerics.parameter_snapshot import PinError, RowArrays
 from edl.numerics.parameter_store import TableParameterStore
+
+check_extension_interface(_native)
 
 # --------------------------------------------------------------------------------------------------
 # Kernels: maps an optimizer to a native kernel and computes the kernel's arguments. The functions of

@@ -12,6 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edl.numerics import _distinct, aligned_memory
+from edl.numerics.extension_interface import check_extension_interface
+
+check_extension_interface(_distinct)
 
 Ids = NDArray[np.int64]
 
