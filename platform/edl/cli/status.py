@@ -16,8 +16,8 @@ from edl.api.status import ParametersStatus, RoleStatus, Status, TableStatus, Ti
 from edl.cli.job_choice import JobLookup, LocalOption, job_lookup
 from edl.cli.list import job_json
 from edl.cli.options import ContextOption, JobArgument, NamespaceOption
+from edl.core.short_list import format_short_list
 from edl.ops.followup_command import command_arguments
-from edl.ops.job_findings import format_short_list
 from edl.ops.job_view import JobView
 from edl.ops.pod_problems import parse_scheduler_message
 from edl.reporting import ps_statistics_text

@@ -12,6 +12,7 @@ from edl.api.run_events import WarningRaised
 from edl.core.events import EndJob
 from edl.core.job_pods import JobPod
 from edl.core.pod_lifecycle import PodState
+from edl.core.short_list import format_short_list
 from edl.core.state import JobState
 
 _TAKEN_AWAY = (PodState.PREEMPTED, PodState.EVICTED, PodState.NODE_LOST, PodState.DELETED)
@@ -35,7 +36,7 @@ def fail_for_program_ends(state: JobState, seconds: float | None) -> None:
     if state.phase != "Done" or not failed:
         return
     problems = [_describe_program_end(pod, seconds) for pod in failed]
-    named = "; ".join(problems[:_NAMED]) + (f"; and {more} more" if (more := len(problems) - _NAMED) > 0 else "")
+    named = format_short_list(problems, _NAMED, separator="; ")
     if len(failed) < len(programs) and all(pod.state in _TAKEN_AWAY for pod in failed):
         state.emit(WarningRaised(f"{named}; others ended in order"))
         return

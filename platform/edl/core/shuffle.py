@@ -24,6 +24,7 @@ from typing import Any, TypeAlias
 from edl.api.errors import BadInputError
 from edl.core.interleaving import Interleaving
 from edl.core.partition import splitmix64
+from edl.core.short_list import format_short_list
 
 # --------------------------------------------------------------------------------------------------
 # The plan of an epoch: a data set divided into shards, in an order that is a function of seed and
@@ -531,4 +532,4 @@ def describe_ranges(ranges: Mapping[str, Sequence[Sequence[int]]], max_ranges: i
             alone = len(shown) == 1 and shown[0][1] == shown[0][0] + 1
             parts.append(f"record{'' if alone else 's'} {', '.join(texts)} of {source}")
     more = sum(map(len, ranges.values())) - max_ranges
-    return ", ".join(parts) + (f" and {more} more" if more > 0 else "")
+    return format_short_list(parts, len(parts), hidden=more)

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 from zlib import crc32
 
 from edl.api.errors import BadInputError, EdlError, RetryableError
+from edl.core.short_list import format_short_list
 from edl.core.strict_json import decode_json_file
 from edl.data.remote_files import BlockStore, RemotePath, RemoteStream, is_remote
 
@@ -337,7 +338,7 @@ def _refuse_notes_beside_images(folder: Path) -> None:
     if classes:
         text = next(entry.name for entry in entries if entry.is_file())
         raise BadInputError(
-            f"it has {text}, and folders of images: {', '.join(classes[:5])}{', …' if len(classes) > 5 else ''}",
+            f"it has {text}, and folders of images: {format_short_list(classes, 5)}",
             where=str(folder),
             hint="set data.reader.format to images or to text",
         )

@@ -14,6 +14,7 @@ from itertools import accumulate, pairwise
 from typing import Any, Protocol, TypeAlias, overload
 
 from edl.api.errors import BadInputError
+from edl.core.short_list import format_short_list
 from edl.data.data_files import hint_for_encoding
 
 _MANY_RECORDS = 64
@@ -140,8 +141,7 @@ def describe_doubtful_header(column_names: Sequence[str]) -> str | None:
     """
     if not column_names or not all(map(_is_number, column_names)) or all(name.isdecimal() for name in column_names):
         return None
-    shown = ", ".join([*column_names[:4], "…"] if len(column_names) > 4 else column_names)
-    return f"the first row of the CSV files has only numbers ({shown}), and names the columns"
+    return f"the first row of the CSV files has only numbers ({format_short_list(column_names)}), and names the columns"
 
 
 def _is_number(text: str) -> bool:

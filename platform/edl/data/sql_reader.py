@@ -25,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from edl.api.errors import BadInputError
+from edl.core.short_list import format_short_list
 from edl.data.data_files import temporary_path
 from edl.data.database import Database, as_subquery_text, check_select, distinct_names
 from edl.data.parquet_reader import RowGroup, to_row_group
@@ -289,10 +290,8 @@ class _SqlSource:
             schema, _, name = name.partition(".")
         if not inspector.has_table(name, schema=schema):
             known = sorted([*inspector.get_table_names(), *inspector.get_view_names()])
-            listed = ", ".join(known[:10]) + (" and others" if len(known) > 10 else "")
-            raise BadInputError(
-                f"there is no table {self._table}", where=self.address, hint=f"the database has {listed or 'no tables'}"
-            )
+            hint = f"the database has {format_short_list(known, 10) or 'no tables'}"
+            raise BadInputError(f"there is no table {self._table}", where=self.address, hint=hint)
         return sa.Table(name, sa.MetaData(), schema=schema, autoload_with=connection, resolve_fks=False)
 
     def _choose_columns(self, found: list[str]) -> list[str]:

@@ -25,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from edl.api.errors import BadInputError
+from edl.core.short_list import format_short_list
 from edl.core.strict_json import decode_json_file
 from edl.data import sketches
 from edl.data.data_files import temporary_path
@@ -173,7 +174,7 @@ def _choose_parts(
         else:
             yield from chain
     if missing:
-        named = ", ".join(map(str, missing[:3])) + (f" and {len(missing) - 3} more ranges" if len(missing) > 3 else "")
+        named = format_short_list(missing, 3)
         raise BadInputError(f"no worker has {named}", hint="has the job ended? edl status; continue it with --resume")
 
 

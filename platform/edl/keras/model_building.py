@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from edl.api.errors import BadInputError
 from edl.api.variables import VariableSpec
 from edl.core.partition import splitmix64
+from edl.core.short_list import format_short_list
 from edl.keras.adapted_layers import read_adapted_variables
 from edl.keras.keras2_models import Keras2Model, reset_names_and_seed
 from edl.keras.model_contract import ModelModule, find_carried_states, refuse_metrics_in_layers
@@ -503,9 +504,7 @@ def check_same_model(*, trained: ShapesByName, rebuilt: ShapesByName) -> None:
 
 
 def _quote_first_names(names: Iterable[str]) -> str:
-    quoted = [f"'{name}'" for name in names]
-    more = f" and {len(quoted) - _MAX_LISTED_NAMES} more" if len(quoted) > _MAX_LISTED_NAMES else ""
-    return ", ".join(quoted[:_MAX_LISTED_NAMES]) + more
+    return format_short_list([f"'{name}'" for name in names], _MAX_LISTED_NAMES)
 
 
 def _format_shape(shape: tuple[int, ...]) -> str:

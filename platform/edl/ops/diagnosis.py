@@ -14,10 +14,11 @@ from edl.api.run_events import RoleEnded, RoleStarted, WarningRaised
 from edl.api.status import DisruptionReport, ParametersStatus, RoundStatus, TimelinePoint
 from edl.cluster.kubernetes.pod_status import is_pod_over
 from edl.cluster.kubernetes.resource_kinds import Manifest, is_being_deleted
+from edl.core.short_list import format_short_list
 from edl.core.stall import UNSAVED_REASON
 from edl.jobfile.disruptions import DisruptionCounter
 from edl.ops.cluster_capacity import ClusterCapacity, pod_requests
-from edl.ops.job_findings import JobFinding, format_short_list
+from edl.ops.job_findings import JobFinding
 from edl.ops.job_view import JobView, KubernetesEvent, job_conditions, pod_label, pod_role
 from edl.ops.pod_problems import PodProblem, find_pod_problem, insufficient_resources, refusal_remedy
 from edl.ops.resource_quantities import format_amounts
@@ -113,10 +114,8 @@ def _find_refused_pushes(job: JobView, parameters_status: ParametersStatus) -> I
 
 
 def _awaited_workers(current_round: RoundStatus) -> str:
-    more = current_round.awaited_total - len(current_round.awaited)
-    if more:
-        return f"{', '.join(_worker_labels(current_round.awaited))} and {more} more"
-    return format_short_list(_worker_labels(current_round.awaited), _MAX_NAMED_WORKERS)
+    hidden = current_round.awaited_total - len(current_round.awaited)
+    return format_short_list(_worker_labels(current_round.awaited), _MAX_NAMED_WORKERS, hidden=hidden)
 
 
 def _missing_workers_text(job: JobView, current_round: RoundStatus | None) -> str:

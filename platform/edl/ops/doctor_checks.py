@@ -35,6 +35,7 @@ from edl.cluster.kubernetes.resource_kinds import (
     VOLUME_CLAIMS,
     Manifest,
 )
+from edl.core.short_list import format_short_list
 from edl.ops.access_reviews import (
     MASTER_RIGHTS,
     OPTIONAL_RIGHTS,
@@ -174,8 +175,7 @@ def judge_master_rights(namespace: str, missing: Sequence[AccessRight]) -> Docto
         return DoctorFinding(
             FindingLevel.OK, "rights", f"{_MASTER_ACCOUNT_TEXT} has all its rights in namespace {namespace}"
         )
-    lacking = ", ".join(map(str, missing[:4])) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
-    text = f"{_MASTER_ACCOUNT_TEXT} may not {lacking} in namespace {namespace}: no job can run"
+    text = f"{_MASTER_ACCOUNT_TEXT} may not {format_short_list(missing)} in namespace {namespace}: no job can run"
     remedy = f"The ClusterRole {names.MASTER_ACCOUNT} or its RoleBinding is missing. {install_hint(namespace)}"
     return DoctorFinding(FindingLevel.FAIL, "rights", text, remedy)
 

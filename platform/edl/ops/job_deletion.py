@@ -27,6 +27,7 @@ from edl.cluster.kubernetes.resource_kinds import (
     is_being_deleted,
     manifest_kind,
 )
+from edl.core.short_list import format_short_list
 from edl.reporting.unit_formats import format_duration
 
 DELETION_TIMEOUT_SECONDS = 300.0
@@ -237,7 +238,6 @@ def count_by_kind(objects: Iterable[Manifest]) -> str:
     return ", ".join(f"{count} {kind}" + ("s" if count > 1 else "") for kind, count in kinds.items())
 
 
-def format_object_list(objects: Sequence[Manifest], most: int = 5) -> str:
+def format_object_list(objects: Sequence[Manifest]) -> str:
     """Objects by kind and name."""
-    shown = [f"{thing['kind']} {thing['metadata']['name']}" for thing in objects[:most]]
-    return ", ".join(shown) + (f" and {len(objects) - most} more" if len(objects) > most else "")
+    return format_short_list([f"{thing['kind']} {thing['metadata']['name']}" for thing in objects], most=5)

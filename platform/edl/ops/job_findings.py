@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -21,11 +20,3 @@ class JobFinding:
     text: str
     remedy: str = ""
     cluster_message: str = ""
-
-
-def format_short_list(labels: Iterable[str], most: int = 4) -> str:
-    """``worker-1, worker-2 and 5 more``."""
-    items = list(labels)
-    if len(items) <= most:
-        return ", ".join(items)
-    return f"{', '.join(items[:most])} and {len(items) - most} more"

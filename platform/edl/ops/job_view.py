@@ -28,6 +28,7 @@ from edl.cluster.kubernetes.resource_kinds import (
     parse_timestamp,
 )
 from edl.cluster.status_port import DesiredState
+from edl.core.short_list import format_short_list
 from edl.jobfile.document_tree import SpecError
 from edl.jobfile.loader import load_job_text
 from edl.jobfile.published_status import PublishedStatus
@@ -317,9 +318,7 @@ def _unknown_job_error(api: KubeClient, job: str) -> UnknownJobError:
         return UnknownJobError(message, hint=f"Did you mean {' or '.join(near)}?")
     if not job_names:
         return UnknownJobError(message, hint=f"The namespace has no jobs. {_NO_JOBS_HINT}")
-    return UnknownJobError(
-        message, hint=f"Its jobs are: {', '.join(job_names[:10])}{' …' if len(job_names) > 10 else ''}."
-    )
+    return UnknownJobError(message, hint=f"Its jobs are: {format_short_list(job_names, 10)}.")
 
 
 # --------------------------------------------------------------------------------------------------

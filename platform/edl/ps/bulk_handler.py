@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from edl.api.errors import BadInputError
 from edl.api.tables import TableSpec
+from edl.core.short_list import format_short_list
 from edl.numerics.array_types import Floats, Ids
 from edl.numerics.memory_errors import out_of_memory_error
 from edl.numerics.model_declaration import ModelDeclaration
@@ -153,13 +154,9 @@ def parse_row_ids(declaration: ModelDeclaration, tables: Iterable[pb.TableRows],
 
 def _describe_variables(declaration: ModelDeclaration) -> str:
     """The dense variables with their shapes; the first ones by name."""
-    named = [f"'{variable.name}' {list(variable.shape)}" for variable in declaration.variables[:_MAX_NAMED_VARIABLES]]
-    more = (
-        [f"{len(declaration.variables) - _MAX_NAMED_VARIABLES} more"]
-        if len(declaration.variables) > _MAX_NAMED_VARIABLES
-        else []
-    )
-    return f"{declaration.flat_size} values: {', '.join([*named, *more])}" if named else "no variable"
+    named = [f"'{variable.name}' {list(variable.shape)}" for variable in declaration.variables]
+    listed = format_short_list(named, _MAX_NAMED_VARIABLES)
+    return f"{declaration.flat_size} values: {listed}" if named else "no variable"
 
 
 def _describe_rows(count: int, what: str, table: TableSpec) -> str:

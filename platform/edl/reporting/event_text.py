@@ -31,6 +31,7 @@ from edl.api.run_events import (
     WorldChanged,
 )
 from edl.api.status import ParametersStatus, Status, Summary, WorldStatus
+from edl.core.short_list import format_short_list
 from edl.reporting import ps_statistics_text
 from edl.reporting.terminal_text import to_single_line
 from edl.reporting.unit_formats import format_duration
@@ -266,8 +267,8 @@ def format_earlier_evaluations(evaluations: Sequence[EvaluationEnded]) -> str:
 def describe_world(world: WorldStatus) -> str:
     """The round, the worker of each rank, and what it waits for: ``round 4: worker-0, worker-2; worker-3 joins``."""
     ranks = [f"worker-{index}" if index >= 0 else "a worker" for index in world.ranks]
-    more = f" and {world.size - len(ranks)} more" if world.size > len(ranks) else ""
-    members = f"round {world.round}: {', '.join(ranks)}{more}" if world.round else "no round yet"
+    named = format_short_list(ranks, len(ranks), hidden=world.size - len(ranks))
+    members = f"round {world.round}: {named}" if world.round else "no round yet"
     if world.running:
         repairs = f"took one worker's variables {world.states_taken:,} times" if world.difference else ""
         return "; ".join(filter(None, (members, world.evaluation, world.reason, repairs)))
@@ -278,9 +279,9 @@ def describe_served_tables(ps_status: ParametersStatus | None) -> str:
     """The embedding tables on the parameter servers, in one line; empty if there are none, or none is known yet."""
     if ps_status is None or not ps_status.tables:
         return ""
-    names = ", ".join(to_single_line(table.name) for table in ps_status.tables[:_MAX_TABLES])
-    more = f" and {ps_status.tables_total - _MAX_TABLES} more" if ps_status.tables_total > _MAX_TABLES else ""
-    return f"{format_table_count(ps_status.tables_total)} served by the parameter servers: {names}{more}"
+    tables = [to_single_line(table.name) for table in ps_status.tables]
+    names = format_short_list(tables, _MAX_TABLES, hidden=ps_status.tables_total - len(tables))
+    return f"{format_table_count(ps_status.tables_total)} served by the parameter servers: {names}"
 
 
 def format_table_count(count: int) -> str:

@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import TypeVar
 
+from edl.core.short_list import format_short_list
 from edl.sql_jobs.statement_parser import statement_error
 from edl.sql_jobs.statements import Attribute, ColumnName
 
@@ -219,8 +220,7 @@ def find_column(columns: Mapping[str, ColumnT], wanted: ColumnName) -> ColumnT:
 
 def list_names(names: Sequence[str]) -> str:
     """Names for a message, not too many of them."""
-    more = f" and {len(names) - _NAMES_LISTED:,} more" if len(names) > _NAMES_LISTED else ""
-    return f"{', '.join(names[:_NAMES_LISTED])}{more}"
+    return format_short_list(names, _NAMES_LISTED)
 
 
 def plan_columns(

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from edl.api.errors import BadInputError, EdlError
+from edl.core.short_list import format_short_list
 from edl.data.database import Database
 from edl.sql_jobs.column_overrides import override_columns
 from edl.sql_jobs.column_plan import (
@@ -637,10 +638,9 @@ def check_model_columns(model: ModelDescription, rows: ExtractedRows, place: Tex
                 f"{name} was {_KIND_GROUPS.get(kind, kind)} ({model.columns.get(name)}), and is {found[name].type}"
             )
     if faults:
-        more = f"; and {len(faults) - 10} more" if len(faults) > 10 else ""
         whose = f"{model.name}@{model.version}" if model.version else "the model"
         raise statement_error(
-            f"the columns are not those that {whose} wants: {'; '.join(faults[:10])}{more}",
+            f"the columns are not those that {whose} wants: {format_short_list(faults, 10, separator='; ')}",
             place,
             f"it takes {list_names(list(dict.fromkeys(each.column for each in model.inputs)))}",
         )

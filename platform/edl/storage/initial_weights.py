@@ -20,6 +20,7 @@ from edl.api.errors import BadInputError, StorageError
 from edl.api.job_spec import JobSpec
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
+from edl.core.short_list import format_short_list
 from edl.numerics.array_types import Floats, Ids
 from edl.numerics.initializers import initial_rows
 from edl.storage.checkpoint_contents import CheckpointContents, StoredTable, read_checkpoint_contents
@@ -113,11 +114,9 @@ class InitialWeights:
             if name not in wanted
         ]
         if differences:
-            listed = "\n".join(f"  {difference}" for difference in differences[:_MAX_LISTED_NAMES])
-            more = len(differences) - _MAX_LISTED_NAMES
+            listed = format_short_list(differences, _MAX_LISTED_NAMES, separator="\n  ")
             raise BadInputError(
-                f"these weights belong to another model (model.init_from)\n{listed}"
-                + (f"\n  and {more} more" if more > 0 else ""),
+                f"these weights belong to another model (model.init_from)\n  {listed}",
                 where=str(self.path),
                 hint="Give the layers the names and sizes of that model, or load a part of the weights in the model's "
                 "own code and leave model.init_from out.",

@@ -13,6 +13,7 @@ import numpy as np
 from edl.api.errors import BadInputError, StorageError
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
+from edl.core.short_list import format_short_list
 from edl.numerics.array_types import Floats, Ids
 from edl.numerics.initializers import initial_rows
 from edl.numerics.parameter_store import RowBatch, RowsByTable
@@ -235,9 +236,8 @@ def _sort_arrays(
 
 def _describe_shapes(kind: str, shapes: Mapping[str, str]) -> str:
     """Names and shapes, limited in number."""
-    listed = ", ".join(f"'{name}' {shapes[name]}" for name in sorted(shapes)[:_MAX_LISTED_NAMES])
-    more = f" and {len(shapes) - _MAX_LISTED_NAMES} more" if len(shapes) > _MAX_LISTED_NAMES else ""
-    return f"the {kind}{'s' if len(shapes) > 1 else ''} {listed}{more}"
+    listed = format_short_list([f"'{name}' {shapes[name]}" for name in sorted(shapes)], _MAX_LISTED_NAMES)
+    return f"the {kind}{'s' if len(shapes) > 1 else ''} {listed}"
 
 
 def _format_shape(shape: Sequence[int]) -> str:

@@ -183,4 +183,4 @@ def test_a_window_needs_random_access() -> None:
 def test_records_are_named_for_people() -> None:
     ranges = {"a.csv": [[3, 4], [17, 20]], "b.csv": [[4, 5]]}
     assert describe_ranges(ranges) == "records 3, 17 to 19 of a.csv, record 4 of b.csv"
-    assert describe_ranges(ranges, max_ranges=1) == "record 3 of a.csv and 2 more"
+    assert describe_ranges(ranges, max_ranges=1) == "record 3 of a.csv, and 2 more"

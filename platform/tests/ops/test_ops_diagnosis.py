@@ -35,7 +35,7 @@ from edl.api.strategy import Strategy
 from edl.cluster.kubernetes.resource_kinds import Manifest
 from edl.jobfile.published_status import PublishedStatus
 from edl.ops.diagnosis import JobEvidence, average_workers, diagnose_job, diagnose_slowdown
-from edl.ops.job_findings import JobFinding, format_short_list
+from edl.ops.job_findings import JobFinding
 from edl.ops.job_view import JobView, KubernetesEvent, select_job_events
 from edl.ops.pod_problems import refusal_remedy
 
@@ -256,10 +256,6 @@ def test_workers_on_average(moments: tuple[TimelinePoint, ...], average: float) 
 )
 def test_remedies(text: str, remedy: str) -> None:
     assert remedy in refusal_remedy(text)
-
-
-def test_few_names_are_all_said() -> None:
-    assert format_short_list(["a", "b"]) == "a, b"
 
 
 @pytest.mark.parametrize(

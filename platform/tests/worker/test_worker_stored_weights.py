@@ -166,7 +166,7 @@ def test_a_table_without_a_bound_cannot_be_dense(tmp_path: Path) -> None:
 
 def test_of_many_names_some_are_told(tmp_path: Path) -> None:
     directory = written(tmp_path, {f"dense/v{number:02}": floats(1) for number in range(30)}, tables=())
-    assert refusal(directory, [], [VariableSpec("c", (2,))]).message.endswith("'v09' [1] and 20 more")
+    assert refusal(directory, [], [VariableSpec("c", (2,))]).message.endswith("'v09' [1], and 20 more")
 
 
 def test_a_checkpoint_that_was_damaged_since_it_was_chosen(tmp_path: Path) -> None:
