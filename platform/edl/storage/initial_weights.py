@@ -8,7 +8,7 @@ until the run has a checkpoint: a run that continues never begins anew.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,12 @@ CONVERTED_FILE = "model.safetensors"
 _CHUNK_BYTES = 16 << 20
 """Rows of a table are read in parts, because a parameter server owns a part of them."""
 _MAX_LISTED_NAMES = 10
+_OTHER_MODEL_HINT = (
+    "Give the layers the names and sizes of that model, or load a part of the weights in the model's own code and "
+    "leave model.init_from out."
+)
+STATE_PREFIX = "state/"
+"""Before the number of a variable outside the flat buffer, in the names of arrays."""
 
 Array = NDArray[Any]
 
@@ -60,11 +66,14 @@ class InitialWeights:
         path: the directory of a checkpoint, or a file; for messages.
         dense: the variables by name. Under strategy Local they include all tables.
         tables: the tables of parameter servers by name.
+        states: by number, the variables outside the flat buffer: counters, statistics in float64, states of random
+            generators. Parameter servers store none.
     """
 
     path: Path
     dense: Mapping[str, StoredArray]
     tables: Mapping[str, StoredTable]
+    states: Mapping[int, StoredArray] = field(default_factory=dict)
 
     @classmethod
     def open(cls, path: Path) -> InitialWeights:
@@ -91,6 +100,11 @@ class InitialWeights:
             path,
             {variable.spec.name: variable.values for variable in contents.variables},
             {table.name: table for table in contents.tables},
+            {
+                int(array.name.removeprefix(STATE_PREFIX)): array
+                for array in contents.other_arrays
+                if array.name.startswith(STATE_PREFIX) and array.name.removeprefix(STATE_PREFIX).isdigit()
+            },
         )
 
     def check_model(self, variables: Iterable[VariableSpec], tables: Iterable[TableSpec] = ()) -> None:
@@ -118,8 +132,7 @@ class InitialWeights:
             raise BadInputError(
                 f"these weights belong to another model (model.init_from)\n  {listed}",
                 where=str(self.path),
-                hint="Give the layers the names and sizes of that model, or load a part of the weights in the model's "
-                "own code and leave model.init_from out.",
+                hint=_OTHER_MODEL_HINT,
             )
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
@@ -145,6 +158,32 @@ class InitialWeights:
         values = initial_rows(stored.initializer, stored.seed, np.arange(rows, dtype=np.int64), dim)
         for ids, part in self._row_chunks(variable.name):
             values[ids] = part
+        return values
+
+    def read_states(self, variables: Mapping[int, VariableSpec]) -> dict[int, Array]:
+        """The values of variables outside the flat buffer, by number; none of weights of parameter servers.
+
+        Args:
+            variables: those that are read, by number, of all the model has outside the flat buffer.
+
+        Raises:
+            BadInputError: they belong to another model.
+            StorageError: a file is damaged or cannot be read.
+        """
+        if not self.states:
+            return {}
+        values = {}
+        for number, variable in variables.items():
+            stored = self.states.get(number)
+            if stored is None or stored.shape != tuple(variable.shape):
+                there = "missing" if stored is None else _shape_text(stored.shape)
+                raise BadInputError(
+                    f"these weights belong to another model (model.init_from): the variable '{variable.name}' is "
+                    f"{_shape_text(variable.shape)} in the model, and {there} there",
+                    where=str(self.path),
+                    hint=_OTHER_MODEL_HINT,
+                )
+            values[number] = np.concatenate(list(_chunks(stored)) or [np.empty(0)]).reshape(variable.shape)
         return values
 
     def flat_values(self, variables: Iterable[VariableSpec]) -> Floats:

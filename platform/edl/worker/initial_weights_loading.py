@@ -15,10 +15,11 @@ import numpy as np
 
 from edl.api.errors import BadInputError
 from edl.api.job_spec import JobSpec
-from edl.keras.model_building import ModelVariables, build_model, load_weights
+from edl.api.variables import VariableSpec
+from edl.keras.model_building import ModelVariables, build_model, is_seed_state, load_weights
 from edl.keras.model_contract import ModelModule
 from edl.storage.durable_files import translate_os_errors
-from edl.storage.initial_weights import CONVERTED_FILE, InitialWeights, find_initial_weights
+from edl.storage.initial_weights import CONVERTED_FILE, STATE_PREFIX, InitialWeights, find_initial_weights
 from edl.storage.run_directory import RunDirectory
 from edl.storage.run_weights import HELD_DIRECTORY
 from edl.storage.safetensors_writer import write_array_file
@@ -55,7 +56,10 @@ def open_initial_weights(run: RunDirectory, spec: JobSpec, module: ModelModule, 
 
 
 def assign_initial_weights(variables: ModelVariables, initial: InitialWeights | None) -> None:
-    """Assign the weights to the variables of a model that has all of its tables.
+    """Assign the weights to the variables of a model that has all of its tables, as ``keras.Model.load_weights`` does.
+
+    Counters, and statistics of other types than float32, are among them. States of random generators are not: they
+    follow from the seed of this job.
 
     Raises:
         BadInputError: they belong to another model.
@@ -66,6 +70,10 @@ def assign_initial_weights(variables: ModelVariables, initial: InitialWeights | 
     initial.check_model(variables.specs)
     for spec, weight in zip(variables.specs, variables.weights, strict=True):
         weight.assign(initial.read_variable(spec))
+    states = {n: v for n, v in enumerate(variables.local_variables) if not is_seed_state(v)}
+    specs = {n: VariableSpec(variable.path, tuple(variable.shape), True) for n, variable in states.items()}
+    for number, value in initial.read_states(specs).items():
+        states[number].assign(value)
 
 
 def _convert_keras_file(path: Path, converted: Path, module: ModelModule, seed: int, sample: Any) -> None:
@@ -83,6 +91,11 @@ def _convert_keras_file(path: Path, converted: Path, module: ModelModule, seed: 
     arrays = {
         f"dense/{spec.name}": np.asarray(weight)
         for spec, weight in zip(variables.specs, variables.weights, strict=True)
+    }
+    arrays |= {
+        f"{STATE_PREFIX}{number}": np.asarray(variable)
+        for number, variable in enumerate(variables.local_variables)
+        if not is_seed_state(variable)
     }
     # Several workers may write the same arrays at the same time: each one its own file, of which one stays.
     own = converted.with_name(f"{converted.name}.{os.uname().nodename}-{os.getpid()}")
