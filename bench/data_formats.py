@@ -111,13 +111,13 @@ def _to_numpy(column: Any) -> Any:
 
 def stream_minibatches(path: Path, schema: SchemaSpec, *, minibatch: int, lease: int) -> int:
     """Minibatches of tensors, as a worker gets them."""
-    from edl.keras.default_feed import make_default_feed
+    from edl.keras.default_feed import DefaultFeed
     from edl.worker.feed_pipeline import FeedFunction, feed_in_background
     from edl.worker.lease_client import LeasedTask
     from edl.worker.record_stream import CorruptRecordSkipper, RecordStream
 
     reader = open_job_data(DataSpec(training=(str(path),), schema=schema), "training")
-    feeder = FeedFunction(make_default_feed(schema, None, measure), "training", reader.metadata)
+    feeder = FeedFunction(DefaultFeed(schema, None, measure), "training", reader.metadata)
     stream = RecordStream(
         lambda: reader,
         CorruptRecordSkipper(0),

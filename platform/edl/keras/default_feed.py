@@ -12,71 +12,58 @@ from typing import Any
 import tensorflow as tf
 
 from edl.api.job_spec import SchemaSpec
-from edl.keras.feed_schema import ModelInput
+from edl.keras.feed_schema import ModelInput, SchemaFeed
 from edl.keras.image_feed import decoding_threads, explain_bad_image, make_image_parser, make_minibatch_parser
 from edl.keras.table_feed import explain_bad_record, make_table_parser
 
 
-def make_default_feed(schema: SchemaSpec, model: Any, origin: Callable[..., Any]) -> Callable[..., Any]:
+class DefaultFeed(SchemaFeed):
     """``feed(dataset, mode, metadata)`` for a schema.
-
-    Its attribute ``feed_minibatch(records, mode, metadata)`` parses all records of a minibatch at once, which takes a
-    hundredth of the time for a table; it returns None where records must be parsed one by one. Its attribute
-    ``without_graph(mode, metadata)`` returns a function that makes a minibatch of records as they were read, or None
-    where a graph is traced. Its attribute ``windows_at_once(metadata)`` is the number of minibatches that are made at
-    the same time.
 
     Args:
         schema: of the job.
-        model: the model, whose inputs are read now: ``feed`` is traced, and no model can be made in a graph.
+        model: the model, whose inputs are read now: the feed is traced, and no model can be made in a graph.
         origin: a function of the user's module, for the places in messages.
     """
-    inputs = read_inputs(model)
 
-    def feed(dataset: Any, mode: str, metadata: Any) -> Any:
+    def __init__(self, schema: SchemaSpec, model: Any, origin: Callable[..., Any]) -> None:
+        self._schema = schema
+        self._inputs = read_inputs(model)
+        # messages about feed name the user's module; its arguments stay those of the contract
+        self.__wrapped__ = origin
+        self.__signature__ = inspect.signature(self.__call__)
+
+    def __call__(self, dataset: Any, mode: str, metadata: Any) -> Any:
         threads = None
         if metadata.format == "images":
-            parse, threads = make_image_parser(schema, inputs, metadata.class_names, mode), decoding_threads()
+            parse = make_image_parser(self._schema, self._inputs, metadata.class_names, mode)
+            threads = decoding_threads()
         else:
-            parse = _parse_one(make_table_parser(schema, inputs, metadata, dataset.element_spec, mode))
+            parse = _parse_one(make_table_parser(self._schema, self._inputs, metadata, dataset.element_spec, mode))
         if mode == "prediction":
             return dataset.map(lambda record: parse(record)[0], num_parallel_calls=threads)
         return dataset.map(parse, num_parallel_calls=threads)
 
-    def feed_minibatch(records: Any, mode: str, metadata: Any) -> Any:
+    def feed_minibatch(self, records: Any, mode: str, metadata: Any) -> Any:
         if metadata.format == "images" or _has_lists(records):
             return None
-        features, labels = make_table_parser(schema, inputs, metadata, records, mode)(records)
+        features, labels = make_table_parser(self._schema, self._inputs, metadata, records, mode)(records)
         return features if mode == "prediction" else (features, labels)
 
-    def without_graph(mode: str, metadata: Any) -> Callable[[Any], Any] | None:
+    def without_graph(self, mode: str, metadata: Any) -> Callable[[Any], Any] | None:
         if metadata.format != "images":
             return None
-        return make_minibatch_parser(schema, inputs, metadata.class_names, mode)
+        return make_minibatch_parser(self._schema, self._inputs, metadata.class_names, mode)
 
-    # messages about feed name the user's module; its arguments stay those of the contract
-    feed.__signature__ = inspect.signature(feed)  # type: ignore[attr-defined]
-    feed.__wrapped__ = origin  # type: ignore[attr-defined]
-    feed.feed_minibatch = feed_minibatch  # type: ignore[attr-defined]
-    feed.without_graph = without_graph  # type: ignore[attr-defined]
-    # Of one minibatch, threads wait for the last image while nothing is read and no other one is decoded.
-    feed.windows_at_once = lambda metadata: (  # type: ignore[attr-defined]
-        2 if metadata.format == "images" and decoding_threads() else 1
-    )
-    feed.explain_bad_record = lambda record, mode, metadata: _explain_bad_record(  # type: ignore[attr-defined]
-        schema, inputs, record, mode, metadata
-    )
-    return feed
+    def windows_at_once(self, metadata: Any) -> int:
+        # Of one minibatch, threads wait for the last image while nothing is read and no other one is decoded.
+        return 2 if metadata.format == "images" and decoding_threads() else 1
 
-
-def _explain_bad_record(
-    schema: SchemaSpec, inputs: Mapping[str, ModelInput], record: Any, mode: str, metadata: Any
-) -> tuple[str, str] | None:
-    """What is wrong with a record, and what to do; None: nothing is known to be."""
-    if metadata.format == "images":
-        return explain_bad_image(record, mode)
-    fault = explain_bad_record(schema, inputs, record, metadata)
-    return None if fault is None else (fault, "mend the data, or leave the column out of data.schema.features")
+    def explain_bad_record(self, record: Any, mode: str, metadata: Any) -> tuple[str, str] | None:
+        if metadata.format == "images":
+            return explain_bad_image(record, mode)
+        fault = explain_bad_record(self._schema, self._inputs, record, metadata)
+        return None if fault is None else (fault, "mend the data, or leave the column out of data.schema.features")
 
 
 def _parse_one(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -33,6 +33,7 @@ from edl.jobfile.zoo_lookup import (
     find_model_function,
 )
 from edl.keras.compiled_model import CompileArguments, kept_arguments, read_compile_arguments, remove_compile
+from edl.keras.feed_schema import SchemaFeed
 from edl.keras.user_code import source_file, user_code
 from edl.keras.zoo_code import digest_zoo_code
 from edl.keras.zoo_import import import_zoo_module
@@ -398,10 +399,10 @@ def load_model_module(
             "has no effect: the model module defines feed", where="data.schema", hint="remove one of the two"
         )
     if schema is not None and not hasattr(module, "feed"):
-        from edl.keras.default_feed import make_default_feed
+        from edl.keras.default_feed import DefaultFeed
 
         origin = getattr(module, zoo_module.function)
-        module = _with_function(module, "feed", make_default_feed(schema, make_model(may_be_compiled=True), origin))
+        module = _with_function(module, "feed", DefaultFeed(schema, make_model(may_be_compiled=True), origin))
     if not any(hasattr(module, name) for name in REPLACED_BY_COMPILE):
         compiled = _read_compiled_model(zoo_module, make_model, needs_metrics=needs_metrics)
         if compiled is not None:
@@ -777,7 +778,7 @@ def _adapt_keras2_model(
 
 
 def _wrap_user_function(zoo: Path, name: str, function: Any) -> Any:
-    if not callable(function) or _is_keras_loss(function):
+    if not callable(function) or _is_keras_loss(function) or isinstance(function, SchemaFeed):
         return function
 
     @functools.wraps(function)

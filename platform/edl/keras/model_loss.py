@@ -28,6 +28,7 @@ import numpy as np
 import tensorflow as tf
 
 from edl.api.errors import BadInputError
+from edl.keras.feed_schema import SchemaFeed
 from edl.keras.model_contract import WEIGHT_ARGUMENT_NAMES, ModelModule
 from edl.keras.out_of_range_ids import refuse_broadcast
 from edl.keras.user_code import source_file, user_code
@@ -391,7 +392,7 @@ class ModelLoss:
         label_list = list(labels) if isinstance(labels, list | tuple) else [labels]
         if len(label_list) != len(outputs):
             outputs_text = f"the model has {len(outputs)} outputs: {_quote_names(outputs)}"
-            if hasattr(self._module.feed, "feed_minibatch"):  # edl.keras.default_feed
+            if isinstance(self._module.feed, SchemaFeed):
                 raise BadInputError(
                     f"gives one label per record, but {outputs_text}",
                     where="data.schema.label",

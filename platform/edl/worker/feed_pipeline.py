@@ -25,6 +25,7 @@ import tensorflow as tf
 from edl.data.reader import Metadata, Reader, Record, describe_doubtful_header
 from edl.data.record_columns import ColumnRecords, RaggedColumn, take_records
 from edl.data.tf_example import parse_example
+from edl.keras.feed_schema import SchemaFeed
 from edl.keras.model_contract import FEED_MODES, UserFeedFunction
 from edl.keras.user_code import UserCodeError, user_code
 from edl.transport.process_identity import count_available_cores
@@ -182,8 +183,7 @@ class FeedFunction:
     @property
     def windows_at_once(self) -> int:
         """The number of windows that may be fed at the same time: 1 for a user's ``feed``, which may have a state."""
-        windows_at_once = getattr(self._feed, "windows_at_once", None)
-        return 1 if windows_at_once is None else int(windows_at_once(self._metadata))
+        return self._feed.windows_at_once(self._metadata) if isinstance(self._feed, SchemaFeed) else 1
 
     def with_metadata(self, metadata: Any) -> FeedFunction:
         """The same ``feed`` for records of another reader."""
@@ -255,8 +255,9 @@ class FeedFunction:
 
     def _explain_bad_record(self, error: FeedError, window: RecordWindow, bad: int | None) -> None:
         """Say what is wrong with a record, where ``feed`` is EDL's own and can tell."""
-        explain = getattr(self._feed, "explain_bad_record", None)
-        known = None if explain is None or bad is None else explain(window.records[bad], self.mode, self._metadata)
+        if bad is None or not isinstance(self._feed, SchemaFeed):
+            return
+        known = self._feed.explain_bad_record(window.records[bad], self.mode, self._metadata)
         if known is not None:
             error.message, error.hint = known
             error.where, error.detail = "data.schema", ""
@@ -299,10 +300,10 @@ class FeedFunction:
 
     def _make_function(self, window: Sequence[Record]) -> Callable[[Sequence[Record]], Any]:
         # EDL's own feed of images needs no graph.
-        without_graph = getattr(self._feed, "without_graph", None)
-        function: Callable[[Any], Any] | None = without_graph and without_graph(self.mode, self._metadata)
-        if function is not None:
-            return function
+        if isinstance(self._feed, SchemaFeed):
+            function = self._feed.without_graph(self.mode, self._metadata)
+            if function is not None:
+                return function
         traced = self._trace_feed(_to_tensors(window))
         return lambda records: traced(_to_tensors(records))
 
@@ -318,9 +319,8 @@ class FeedFunction:
     def _build_graph(self, records: Any) -> Any:
         """Trace ``feed`` for one window as a graph."""
         # EDL's own feed of a table parses all rows at once.
-        feed_minibatch = getattr(self._feed, "feed_minibatch", None)
-        if feed_minibatch is not None:
-            minibatch = feed_minibatch(records, self.mode, self._metadata)
+        if isinstance(self._feed, SchemaFeed):
+            minibatch = self._feed.feed_minibatch(records, self.mode, self._metadata)
             if minibatch is not None:
                 return minibatch
         # Random operations in ``feed`` would begin with the seed of TensorFlow again in each minibatch.

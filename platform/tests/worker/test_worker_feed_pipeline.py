@@ -509,14 +509,30 @@ def test_it_runs_ahead_by_so_many_windows_and_ends_when_it_is_closed() -> None:
     assert len(taken) < 10
 
 
+class PooledFeed:
+    """A feed of EDL's own, of which two windows may be fed at a time."""
+
+    def __init__(self, change: Any) -> None:
+        self.change = change
+        self.__wrapped__ = pooled_feed
+
+    def __call__(self, dataset: Any, mode: str, metadata: Any) -> Any:
+        return dataset.map(
+            lambda record: (record, tf.ensure_shape(tf.numpy_function(self.change, [record], tf.int64), []))
+        )
+
+    def feed_minibatch(self, records: Any, mode: str, metadata: Any) -> None: ...
+
+    def without_graph(self, mode: str, metadata: Any) -> None: ...
+
+    def windows_at_once(self, metadata: Any) -> int:
+        return 2
+
+    def explain_bad_record(self, record: Any, mode: str, metadata: Any) -> None: ...
+
+
 def pooled_feed(change: Any) -> FeedFunction:
-    """A feed of which two windows may be fed at a time."""
-
-    def feed(dataset: Any, mode: str, metadata: Any) -> Any:
-        return dataset.map(lambda record: (record, tf.ensure_shape(tf.numpy_function(change, [record], tf.int64), [])))
-
-    feed.windows_at_once = lambda metadata: metadata  # type: ignore[attr-defined]
-    return FeedFunction(feed, "training", 2)
+    return FeedFunction(PooledFeed(change), "training", None)
 
 
 def numbered_windows(count: int) -> Iterator[tuple[int, RecordWindow]]:
