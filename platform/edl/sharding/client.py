@@ -26,7 +26,7 @@ from edl.sharding.batches_ahead import BatchesAhead
 from edl.sharding.program_replica import Reduction
 from edl.sharding.record_batch import RecordBatch
 from edl.sharding.record_prefetch import PrefetchedBatch, prefetch_records
-from edl.sharding.shared_steps import Arrays, ProgramWorld, SharedStep, SharedSteps
+from edl.sharding.shared_steps import Arrays, ProgramWorld, SharedStep, SharedSteps, StepProgram
 from edl.transport import edl_pb2 as pb
 from edl.transport.control_client import ControlChannel
 from edl.transport.open_files import raise_open_files_limit
@@ -390,11 +390,7 @@ class Client:
             self._leases,
             self._progress,
             self._stream,
-            arrays_like=arrays_like,
-            reduction=reduction,
-            state_dict=state_dict,
-            load_state_dict=load_state_dict,
-            on_world=on_world or (lambda world: None),
+            StepProgram(arrays_like, state_dict, load_state_dict, reduction, on_world or (lambda world: None)),
         )
         return self._take_steps(self._steps)
 

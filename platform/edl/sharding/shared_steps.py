@@ -35,7 +35,7 @@ from edl.worker.allreduce.leaving import wait_until_left
 from edl.worker.allreduce.round_connection import RoundConnection, ring_address
 from edl.worker.allreduce.share_source import BatchShareSource, ShareSource
 from edl.worker.allreduce.step_feed import StepFeed
-from edl.worker.allreduce.step_loop import StepLoop
+from edl.worker.allreduce.step_loop import LearningRates, LoopSettings, RankLinks, RankWork, StepLoop
 from edl.worker.allreduce.vector_instructions import read_instructions
 from edl.worker.allreduce.world_client import WorldClient
 from edl.worker.graceful_shutdown import LeavingError, ShutdownGate
@@ -184,6 +184,25 @@ class SharedStep:
         return False
 
 
+@dataclass(frozen=True, slots=True)
+class StepProgram:
+    """The program whose arrays the steps combine: what it gave to :meth:`edl.sharding.Client.steps`, which explains it.
+
+    Attributes:
+        arrays_like: arrays with the shapes and types of those that a step combines.
+        state_dict: returns the program's state.
+        load_state_dict: replaces it.
+        reduction: what the program gets of the arrays of all workers.
+        on_world: called on the program's thread when this worker is in a new world.
+    """
+
+    arrays_like: Arrays
+    state_dict: Callable[[], Any]
+    load_state_dict: Callable[[Any], None]
+    reduction: Reduction
+    on_world: Callable[[ProgramWorld], None]
+
+
 class SharedSteps:
     """The steps of one worker; iterate over it on the thread that created it.
 
@@ -191,10 +210,7 @@ class SharedSteps:
         identity: of this process.
         spec: the job.
         session, leases, progress, stream: the worker's.
-        arrays_like: see :meth:`edl.sharding.Client.steps`.
-        reduction: the same.
-        state_dict, load_state_dict: the same.
-        on_world: called on this thread when this worker is in a new world.
+        program: what takes the steps.
 
     Raises:
         BadInputError: the arrays cannot be summed, or the state cannot be read.
@@ -208,19 +224,16 @@ class SharedSteps:
         leases: LeaseClient,
         progress: ProgressReporter,
         stream: RecordStream,
-        *,
-        arrays_like: Arrays,
-        reduction: Reduction,
-        state_dict: Callable[[], Any],
-        load_state_dict: Callable[[Any], None],
-        on_world: Callable[[ProgramWorld], None],
+        program: StepProgram,
     ) -> None:
-        self._on_world = on_world
-        self._by_name = isinstance(arrays_like, Mapping)
-        likes = dict(arrays_like) if isinstance(arrays_like, Mapping) else _number(arrays_like)
+        self._on_world = program.on_world
+        self._by_name = isinstance(program.arrays_like, Mapping)
+        likes = dict(program.arrays_like) if isinstance(program.arrays_like, Mapping) else _number(program.arrays_like)
         self._handoff = ProgramHandoff()
         self._numbers = StepNumbers(self._start_round)
-        self._replica = ProgramReplica(self._handoff, self._numbers, likes, reduction, state_dict, load_state_dict)
+        self._replica = ProgramReplica(
+            self._handoff, self._numbers, likes, program.reduction, program.state_dict, program.load_state_dict
+        )
         self._world: ProgramWorld | None = None
         self._gate = ShutdownGate()
         self._left = threading.Event()
@@ -246,22 +259,16 @@ class SharedSteps:
         tasks = TaskLoop(session, leases, progress, self._gate, {})
         self._loop = StepLoop(
             self._replica,
-            self._client,
-            connection,
-            feed,
-            shares,
+            RankLinks(self._client, connection, feed),
+            RankWork(shares, tasks.run_task, CopyEvaluation(1, lambda: None, tasks.run_task)),
             self._checkpoints,
             self._gate,
-            tasks.run_task,
             RankFacts(worker, versions={"numpy": np.__version__}, instructions=read_instructions(), threads={}),
-            max_steps=spec.train.max_steps,
-            skip_nan=spec.train.on_nan == "skip",
+            LoopSettings.of_job(spec),
+            rates=LearningRates(),
             callbacks=self._numbers,
             loss_log=LossLog(spec.log.loss_every_steps),
             on_left=self._left.set,
-            evaluation=CopyEvaluation(1, lambda: None, tasks.run_task),
-            gradient_compression=spec.strategy.gradient_compression,
-            global_batch=spec.strategy.global_batch,
         )
         self._threads = [
             threading.Thread(target=target, name=name, daemon=True)

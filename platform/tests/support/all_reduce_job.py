@@ -67,10 +67,11 @@ from edl.worker.allreduce.copy_evaluation import CopyEvaluation
 from edl.worker.allreduce.round_connection import RoundConnection
 from edl.worker.allreduce.share_source import BatchShareSource, ShareSource
 from edl.worker.allreduce.step_feed import StepFeed
-from edl.worker.allreduce.step_loop import StepLoop
+from edl.worker.allreduce.step_loop import LearningRates, LoopSettings, RankLinks, RankWork, StepLoop
 from edl.worker.allreduce.world_client import WorldClient
 from edl.worker.graceful_shutdown import LeavingError, ShutdownGate
 from edl.worker.lease_client import LeaseClient, LeasedTask, ProgressReporter
+from edl.worker.loss_log import LossLog
 from edl.worker.record_stream import LoadedStep
 from edl.worker.runtime import ALL_REDUCE_LEASES_AHEAD
 
@@ -716,24 +717,26 @@ class AllReduceJob:
         )
         rank.loop = StepLoop(
             rank.replica,
-            rank.world,
-            rank.connection,
-            feed,
-            self._make_shares(rank, progress),
+            RankLinks(rank.world, rank.connection, feed),
+            RankWork(
+                self._make_shares(rank, progress),
+                lambda task: self._run_task(rank, task, progress),
+                rank.evaluation,
+            ),
             checkpoints,
             rank.gate,
-            lambda task: self._run_task(rank, task, progress),
             self.make_facts(index),
-            max_steps=self.settings.max_steps,
-            skip_nan=self.skip_nan,
-            scale_rate=self.scale_rate,
-            epoch_rate=self.epoch_rate,
+            LoopSettings(
+                self.settings.max_steps,
+                self.skip_nan,
+                self.settings.global_batch,
+                self.gradient_compression,
+                self.shard_bytes,
+            ),
+            rates=LearningRates(self.scale_rate, self.epoch_rate),
             callbacks=rank.callbacks,
+            loss_log=LossLog(None),
             on_left=lambda: None,
-            global_batch=self.settings.global_batch,
-            shard_bytes=self.shard_bytes,
-            evaluation=rank.evaluation,
-            gradient_compression=self.gradient_compression,
             several_updates=self.find_updates(rank.replica),
         )
         record_steps(rank)

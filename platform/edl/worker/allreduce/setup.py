@@ -41,7 +41,7 @@ from edl.worker.allreduce.round_connection import RoundConnection, ring_address
 from edl.worker.allreduce.server_checkpoint import ServerCheckpointConverter
 from edl.worker.allreduce.share_source import BatchShareSource, ShareSource
 from edl.worker.allreduce.step_feed import StepFeed
-from edl.worker.allreduce.step_loop import StepLoop
+from edl.worker.allreduce.step_loop import LearningRates, LoopSettings, RankLinks, RankWork, StepLoop
 from edl.worker.allreduce.vector_instructions import read_instructions
 from edl.worker.allreduce.world_client import WorldClient
 from edl.worker.initial_weights_loading import assign_initial_weights, open_initial_weights
@@ -138,24 +138,16 @@ def _join_world(runtime: WorkerRuntime, model: _TracedModel, tasks: TaskLoop) ->
     )
     loop = StepLoop(
         replica,
-        world,
-        connection,
-        feed,
-        _make_share_source(runtime),
+        RankLinks(world, connection, feed),
+        RankWork(_make_share_source(runtime), tasks.run_task, evaluation),
         checkpoints,
         runtime.gate,
-        tasks.run_task,
         read_rank_facts(model.worker),
-        max_steps=spec.train.max_steps,
-        skip_nan=spec.train.on_nan == "skip",
-        scale_rate=model.scale_rate,
-        epoch_rate=model.callbacks.epoch_rate,
+        LoopSettings.of_job(spec),
+        rates=LearningRates(model.scale_rate, model.callbacks.epoch_rate),
         callbacks=model.callbacks.own,
         loss_log=LossLog(spec.log.loss_every_steps),
         on_left=left.set,
-        global_batch=spec.strategy.global_batch,
-        evaluation=evaluation,
-        gradient_compression=spec.strategy.gradient_compression,
         several_updates=replica if isinstance(replica, SeveralUpdatesReplica) else None,
     )
     runtime.world_exit.set_result(lambda: wait_until_left(left, checkpoints, loop.step_seconds))

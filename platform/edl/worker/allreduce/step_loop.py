@@ -13,13 +13,14 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import index
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from edl.api.errors import BadInputError, StorageError
+from edl.api.job_spec import JobSpec
 from edl.api.round_id import RoundId
 from edl.collective.communicator import Communicator
 from edl.collective.round_errors import RoundBrokenError
@@ -120,104 +121,149 @@ class StepCallbacks(Protocol):
     def showing_checkpoint(self) -> AbstractContextManager[None]: ...
 
 
+@dataclass(frozen=True, slots=True)
+class LoopSettings:
+    """What the job file says about steps.
+
+    Attributes:
+        max_steps: ``train.max_steps``.
+        skip_nan: whether ``train.on_nan`` is ``skip``.
+        global_batch: the records of a step of all ranks; None: each rank adds a minibatch.
+        gradient_compression: ``strategy.gradient_compression``.
+        shard_bytes: the least bytes of a shard, if several ranks write a checkpoint.
+    """
+
+    max_steps: int | None
+    skip_nan: bool
+    global_batch: int | None
+    gradient_compression: str
+    shard_bytes: int = SHARD_BYTES
+
+    @classmethod
+    def of_job(cls, spec: JobSpec) -> LoopSettings:
+        """Those of a job."""
+        train, strategy = spec.train, spec.strategy
+        return cls(train.max_steps, train.on_nan == "skip", strategy.global_batch, strategy.gradient_compression)
+
+
+@dataclass(frozen=True, slots=True)
+class RankLinks:
+    """What this rank reaches the master and the other ranks with.
+
+    Attributes:
+        world: the rounds, as the master announces them.
+        connection: connects this worker to the current round.
+        feed: lets workers that join follow the rounds of this one.
+    """
+
+    world: WorldClient
+    connection: RoundConnection
+    feed: StepFeed
+
+
+@dataclass(frozen=True, slots=True)
+class RankWork:
+    """What the master leases to this rank.
+
+    Attributes:
+        shares: the minibatches of this rank; a ``BatchShareSource`` if the job has a global batch.
+        run_task: runs a task that changes no variable: evaluation, export and the like.
+        evaluation: evaluates copies of the variables while this rank takes part in the steps.
+    """
+
+    shares: ShareSource
+    run_task: Callable[[LeasedTask], int | None]
+    evaluation: CopyEvaluation[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LearningRates:
+    """What changes the learning rate beside the optimizer and the user's callbacks.
+
+    Attributes:
+        scale: returns the factor of the learning rate for the number of ranks that give a step records; None: it does
+            not change.
+        of_epoch: returns the learning rate of an epoch, which ``LearningRateScheduler`` sets; None: none does.
+    """
+
+    scale: Callable[[int], float] | None = None
+    of_epoch: Callable[[int], float] | None = None
+
+
 class StepLoop:
     """Runs a worker of strategy AllReduce until there is no more work.
 
     Args:
         replica: the model.
-        world: the rounds.
-        connection: connects this worker to the current round.
-        feed: lets workers that join follow the rounds of this one.
-        shares: the minibatches of this rank.
+        links: the master and the other ranks.
+        work: the leased work.
         checkpoints: writes copies of the state.
         gate: says whether this worker was told to end.
-        run_task: runs a task that changes no variable: evaluation, export and the like.
         facts: what decides how this worker rounds.
-        max_steps: ``train.max_steps``.
-        skip_nan: whether ``train.on_nan`` is ``skip``.
-        scale_rate: returns the factor of the learning rate for the number of ranks that give a step records; None: it
-            does not change.
-        epoch_rate: returns the learning rate of an epoch, which ``LearningRateScheduler`` sets; None: none does.
+        settings: those of the job.
+        rates: the learning rates.
         callbacks: the user's own callbacks.
         loss_log: gets the loss of each step.
         on_left: called when the worker is in no round any more, after it was told to end.
-        global_batch: the records of a step of all ranks; None: each rank adds a minibatch. With it, ``shares`` is a
-            ``BatchShareSource``.
-        shard_bytes: the least bytes of a shard, if several ranks write a checkpoint.
-        evaluation: evaluates copies of the variables while this rank takes part in the steps.
-        gradient_compression: ``strategy.gradient_compression``.
         several_updates: the model again, if each step of it makes several updates; None: one.
     """
 
     def __init__(
         self,
         replica: ReplicaLike,
-        world: WorldClient,
-        connection: RoundConnection,
-        feed: StepFeed,
-        shares: ShareSource,
+        links: RankLinks,
+        work: RankWork,
         checkpoints: CheckpointWriter,
         gate: ShutdownGate,
-        run_task: Callable[[LeasedTask], int | None],
         facts: RankFacts,
+        settings: LoopSettings,
         *,
-        max_steps: int | None,
-        skip_nan: bool,
-        scale_rate: Callable[[int], float] | None = None,
-        epoch_rate: Callable[[int], float] | None = None,
+        rates: LearningRates,
         callbacks: StepCallbacks,
-        loss_log: LossLog | None = None,
+        loss_log: LossLog,
         on_left: Callable[[], None],
-        global_batch: int | None = None,
-        shard_bytes: int = SHARD_BYTES,
-        evaluation: CopyEvaluation[Any],
-        gradient_compression: str = "none",
         several_updates: UpdatesReplica | None = None,
     ) -> None:
         self._replica = replica
         # Rank 0 starts with it again when no worker is left whose state counts.
         self._initial_state = replica.pack_state()
-        self._world = world
-        self._connection = connection
-        self._feed = feed
-        self._shares = shares
+        self._world, self._connection, self._feed = links.world, links.connection, links.feed
+        self._shares, self._run_task, self._evaluation = work.shares, work.run_task, work.evaluation
         self._checkpoints = checkpoints
-        self._copies = CheckpointCopies(replica, world, checkpoints, shard_bytes, callbacks.showing_checkpoint)
+        self._copies = CheckpointCopies(
+            replica, links.world, checkpoints, settings.shard_bytes, callbacks.showing_checkpoint
+        )
         self._gate = gate
-        self._run_task = run_task
         self._digests = StateDigests(replica, facts)
         self._kept = KeptGradient()
         self._updates: UpdateSums | None = None
         if several_updates is None:
-            self._sums = GradientSums(replica, gradient_compression)
+            self._sums = GradientSums(replica, settings.gradient_compression)
         else:
             self._updates = UpdateSums(
-                several_updates, gradient_compression, self._begin_update, self._report_not_finite
+                several_updates, settings.gradient_compression, self._begin_update, self._report_not_finite
             )
-            self._sums = GradientSums(several_updates.updates[-1], gradient_compression)
-        self._max_steps = max_steps
-        self._skip_nan = skip_nan
-        self._scale_rate = scale_rate
-        self._epoch_rate = epoch_rate
+            self._sums = GradientSums(several_updates.updates[-1], settings.gradient_compression)
+        self._max_steps, self._skip_nan = settings.max_steps, settings.skip_nan
+        self._scale_rate, self._epoch_rate = rates.scale, rates.of_epoch
         self._callbacks = callbacks
-        self._loss_log = loss_log or LossLog(None)
+        self._loss_log = loss_log
         self._stopped_after: int | None = None
         """The step after which a callback ended training, as all ranks have heard."""
         self._on_left = on_left
-        self._evaluation = evaluation
         self._batch: BatchPlan | None = None
-        if global_batch is not None:
-            assert isinstance(shares, BatchShareSource)
-            self._batch = BatchPlan(global_batch, max_steps, shares)
+        if settings.global_batch is not None:
+            assert isinstance(work.shares, BatchShareSource)
+            self._batch = BatchPlan(settings.global_batch, settings.max_steps, work.shares)
         self._follower = StepFollower(
             facts.worker,
             replica,
-            world,
-            connection.token,
+            links.world,
+            links.connection.token,
             self._initial_state.nbytes,
             self._apply_sums,
             on_state=callbacks.adopt_state,
-            must_end=lambda: gate.closed or shares.is_over,
+            must_end=lambda: gate.closed or work.shares.is_over,
         )
         self._nonfinite_count = 0
         self.step_seconds = 0.0
