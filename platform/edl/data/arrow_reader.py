@@ -62,8 +62,8 @@ class ArrowReader(ParquetReader):
         for path in self._paths.values():
             try:
                 features = json.loads((path.parent / "dataset_info.json").read_bytes())["features"]
-                found = [features[name].get("names") for name in self._schema.names if name in features]
-                lists = [tuple(map(str, names)) for names in found if names]
+                class_lists = [features[name].get("names") for name in self._schema.names if name in features]
+                lists = [tuple(map(str, names)) for names in class_lists if names]
             except (OSError, ValueError, KeyError, TypeError, AttributeError):
                 return ()  # the file only describes
             return lists[0] if len(lists) == 1 else ()

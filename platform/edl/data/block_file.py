@@ -96,11 +96,11 @@ class LoadedBlocks:
 
     Args:
         numbers: of the blocks.
-        found: their records.
+        records: those of them.
     """
 
     numbers: range
-    found: FoundRecords
+    records: FoundRecords
 
 
 class FramingError(Exception):
@@ -190,13 +190,13 @@ class BlockFile:
         numbers = self.index.blocks_of_range(start, end)
         while numbers:
             loaded = self._read_blocks(numbers)
-            found, first = loaded.found, self.index.first_records[loaded.numbers.start]
-            begin, finish = max(start - first, 0), min(end - first, len(found.packed))
-            for at in sorted(number for number in found.damaged if begin <= number < finish):
-                records += found.packed[begin:at]
-                self._report(first + at, found.damaged[at], on_corrupt)
+            block_records, first = loaded.records, self.index.first_records[loaded.numbers.start]
+            begin, finish = max(start - first, 0), min(end - first, len(block_records.packed))
+            for at in sorted(number for number in block_records.damaged if begin <= number < finish):
+                records += block_records.packed[begin:at]
+                self._report(first + at, block_records.damaged[at], on_corrupt)
                 begin = at + 1
-            records += found.packed[begin:finish]
+            records += block_records.packed[begin:finish]
             numbers = range(loaded.numbers.stop, numbers.stop)
         return records
 
@@ -211,7 +211,7 @@ class BlockFile:
         loaded = self._last_blocks
         if loaded is None or loaded.numbers != numbers:
             loaded = self._last_blocks = self._load_blocks(numbers)
-        return None if loaded.found.damaged else loaded.found.packed
+        return None if loaded.records.damaged else loaded.records.packed
 
     def record_offset(self, record: int) -> int:
         """Byte offset of a record, which must lie within the file; reads its block unless it was the last one asked."""
@@ -249,33 +249,33 @@ class BlockFile:
                     raise changed_error(self.path)
                 stream.seek(start)
                 content = _read_exactly(stream, end - start)
-            found = self._find_all(content, is_last=end == index.version[0], check=check)
+            block_records = self._find_all(content, is_last=end == index.version[0], check=check)
         except OSError as error:
             raise read_error(self.path, error) from error
         except FramingError as error:
             raise self._framing_error(start + error.offset, str(error)) from error
-        if len(found.packed) != index.first_records[numbers.stop] - index.first_records[numbers.start]:
+        if len(block_records.packed) != index.first_records[numbers.stop] - index.first_records[numbers.start]:
             raise changed_error(self.path)
-        return found
+        return block_records
 
     def _find_all(self, content: bytes, *, is_last: bool, check: bool) -> FoundRecords:
         """The records of bytes that end with one; the last one of a file may lack its end."""
-        found = self._format.find_records(content, check=check)
-        rest = content[found.end :]
+        records = self._format.find_records(content, check=check)
+        rest = content[records.end :]
         if not rest or not is_last:
-            return found
+            return records
         try:
             completed = self._format.complete(rest)
         except FramingError as error:
-            raise FramingError(found.end + error.offset, str(error)) from None
-        whole = self._format.find_records(content[: found.end] + completed, check=check)
+            raise FramingError(records.end + error.offset, str(error)) from None
+        whole = self._format.find_records(content[: records.end] + completed, check=check)
         return FoundRecords(whole.packed, len(content), whole.damaged)
 
     def _scan(self, stream: BinaryIO, version: FileVersion) -> BlockIndex:
         offsets, firsts = array("Q"), array("Q")
         records = 0
-        for piece_start, found in self._scan_pieces(stream, version[0]):
-            bounds, count = found.packed.bounds, len(found.packed)
+        for piece_start, piece in self._scan_pieces(stream, version[0]):
+            bounds, count = piece.packed.bounds, len(piece.packed)
             at = 0  # the record of the piece that begins the next block
             while True:
                 if offsets:
@@ -298,13 +298,13 @@ class BlockFile:
             content += _read_exactly(stream, min(wanted, size - offset - len(content)))
             is_last = offset + len(content) == size
             try:
-                found = self._find_all(content, is_last=is_last, check=False)
+                piece = self._find_all(content, is_last=is_last, check=False)
             except FramingError as error:
                 raise self._framing_error(offset + error.offset, str(error)) from error
             # A record that is larger than what was read: twice as much, so that few bytes are looked at again.
-            wanted = _READ_BYTES if found.end else 2 * len(content)
-            yield offset, found
-            offset, content = offset + found.end, content[found.end :]
+            wanted = _READ_BYTES if piece.end else 2 * len(content)
+            yield offset, piece
+            offset, content = offset + piece.end, content[piece.end :]
 
     def _framing_error(self, offset: int, reason: str) -> BadInputError:
         hint = f"the file is not {self._format.name}, or was truncated or overwritten there; write it again"

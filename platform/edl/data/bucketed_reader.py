@@ -81,15 +81,15 @@ class BucketedReader:
         first, after = start - portion.start, end - portion.start
         if portion.epoch != epoch or portion.corrupt or not 0 <= first < after <= len(portion.order):
             return describe_ranges(self.order.record_ranges(epoch, start, end))
-        found: dict[str, list[list[int]]] = {}
+        ranges_by_source: dict[str, list[list[int]]] = {}
         exact = ShuffleOrder(
             self.order.sources, self.order.runs, self.order.window, self.order.seed, self.order.weights
         )
         for place in portion.order[first:after].tolist():
             position = portion.start + place
             for source, ranges in exact.record_ranges(epoch, position, position + 1).items():
-                found.setdefault(source, []).extend(ranges)
-        return describe_ranges({source: sorted(ranges) for source, ranges in found.items()})
+                ranges_by_source.setdefault(source, []).extend(ranges)
+        return describe_ranges({source: sorted(ranges) for source, ranges in ranges_by_source.items()})
 
     def _load(self, epoch: int, start: int, on_corrupt: OnCorrupt | None) -> _Portion:
         known = self._portion

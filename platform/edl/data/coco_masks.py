@@ -41,11 +41,11 @@ class ObjectMasks:
 
     def take(self, objects: npt.NDArray[np.int64], bounds: npt.NDArray[np.int64]) -> dict[str, Column]:
         """The columns of images: image ``i`` has ``objects[bounds[i]:bounds[i + 1]]``."""
-        found = self.reordered(objects)
+        masks = self.reordered(objects)
         return {
-            "polygons": RaggedColumn(found.polygons, bounds),
-            "runs": RaggedColumn(found.runs, bounds),
-            "run_size": RaggedColumn(found.run_size, bounds),
+            "polygons": RaggedColumn(masks.polygons, bounds),
+            "runs": RaggedColumn(masks.runs, bounds),
+            "run_size": RaggedColumn(masks.run_size, bounds),
         }
 
     def reordered(self, objects: npt.NDArray[np.int64]) -> ObjectMasks:
@@ -70,20 +70,20 @@ class ObjectMasks:
         Raises:
             ValueError: the arrays do not fit each other.
         """
-        found = cls(
+        masks = cls(
             RaggedColumn(RaggedColumn(arrays["corners"], arrays["polygon_bounds"]), arrays["object_polygons"]),
             RaggedColumn(arrays["runs"], arrays["object_runs"]),
             arrays["run_size"],
         )
-        ragged = (found.polygons.values, found.polygons, found.runs)
+        ragged = (masks.polygons.values, masks.polygons, masks.runs)
         if not (
-            len(found.polygons) == len(found.runs) == objects
-            and found.run_size.shape == (objects, 2)
+            len(masks.polygons) == len(masks.runs) == objects
+            and masks.run_size.shape == (objects, 2)
             and all((each.bounds[0], each.bounds[-1]) == (0, len(each.values)) for each in ragged)
             and all(bool(np.all(np.diff(each.bounds) >= 0)) for each in ragged)
         ):
             raise ValueError("its masks do not fit")
-        return found
+        return masks
 
 
 @dataclass

@@ -144,18 +144,18 @@ class CocoReader:
             BadInputError: an id has several names, or a name is none of the given ones.
         """
         names: dict[int, str] = {}
-        for source, found_there in self._annotations.items():
-            for number, name in found_there.categories.items():
+        for source, folder_annotations in self._annotations.items():
+            for number, name in folder_annotations.categories.items():
                 if names.setdefault(number, name) != name:
                     raise BadInputError(
                         f"category {number} is {name}, in another file it is {names[number]}",
                         where=str(self.annotations_file(source)),
                         hint="all annotations of a data set need the same categories",
                     )
-        found = tuple(names[number] for number in sorted(names))
-        if len(set(found)) != len(found):
+        category_names = tuple(names[number] for number in sorted(names))
+        if len(set(category_names)) != len(category_names):
             raise BadInputError("several categories have one name", where=", ".join(self._folders))
-        unknown = [name for name in found if name not in self._given_classes]
+        unknown = [name for name in category_names if name not in self._given_classes]
         if self._given_classes and unknown:
             raise BadInputError(
                 f"the annotations have the categories {', '.join(unknown)}, which are no classes",
@@ -163,7 +163,7 @@ class CocoReader:
                 hint=f"the classes are {', '.join(self._given_classes)}: those of data.training, unless "
                 "data.reader.classes names all",
             )
-        return self._given_classes or found
+        return self._given_classes or category_names
 
     def sources(self) -> tuple[Source, ...]:
         """Name (the path) of each folder, and number of images in its annotations file."""
@@ -180,56 +180,56 @@ class CocoReader:
 
     def read(self, source: str, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> Sequence[Any]:
         """Images ``[start, end)`` of one folder, in the order of their ids; see ``Reader.read``."""
-        folder, found = find_source(self._folders, source), self._annotations[source]
-        if not 0 <= start <= end <= len(found.paths):
+        folder, annotations = find_source(self._folders, source), self._annotations[source]
+        if not 0 <= start <= end <= len(annotations.paths):
             raise BadInputError(
-                f"images {start} to {end} were requested, the annotations have {len(found.paths)}", where=source
+                f"images {start} to {end} were requested, the annotations have {len(annotations.paths)}", where=source
             )
-        if _version_of(self.annotations_file(source)) != found.version:
+        if _version_of(self.annotations_file(source)) != annotations.version:
             raise changed_error(self.annotations_file(source))
         images: list[bytes] = []
         kept: list[int] = []
-        fetch_files(folder / found.paths[number] for number in range(start, end))
+        fetch_files(folder / annotations.paths[number] for number in range(start, end))
         for number in range(start, end):
-            content, reason = _read_image(folder / found.paths[number])
-            reason = found.unusable.get(number) or reason
+            content, reason = _read_image(folder / annotations.paths[number])
+            reason = annotations.unusable.get(number) or reason
             if not reason:
                 images.append(content)
                 kept.append(number)
                 continue
-            corrupt = CorruptRange(source, number, number + 1, None, 0, f"{found.paths[number]}: {reason}")
+            corrupt = CorruptRange(source, number, number + 1, None, 0, f"{annotations.paths[number]}: {reason}")
             if on_corrupt is None:
                 raise CorruptRecordError(corrupt)
             on_corrupt(corrupt)
-        return self._to_records(found, np.array(kept, np.int64), images)
+        return self._to_records(annotations, np.array(kept, np.int64), images)
 
     def blocks(self, source: str) -> BlockSizes:
         """Blocks of 16 images of one folder."""
-        folder, found = find_source(self._folders, source), self._annotations[source]
-        return image_blocks(found.paths, lambda path: _file_bytes(folder / path), found.boxes.nbytes)
+        folder, annotations = find_source(self._folders, source), self._annotations[source]
+        return image_blocks(annotations.paths, lambda path: _file_bytes(folder / path), annotations.boxes.nbytes)
 
     def annotations_file(self, source: str) -> Path:
         """The annotations file of a folder."""
-        found = find_source(self._folders, source)
-        folder = found if is_remote(found) else Path(os.path.abspath(found))  # a name also for "."
+        place = find_source(self._folders, source)
+        folder = place if is_remote(place) else Path(os.path.abspath(place))  # a name also for "."
         return folder.parent / self._pattern.replace(FOLDER_NAME, folder.name)
 
     def _to_records(
-        self, found: CocoAnnotations, images: npt.NDArray[np.int64], contents: Sequence[bytes]
+        self, annotations: CocoAnnotations, images: npt.NDArray[np.int64], contents: Sequence[bytes]
     ) -> ColumnRecords:
         labels = {name: label for label, name in enumerate(self.class_names)}
-        boxes = RaggedColumn(np.arange(len(found.boxes)), found.bounds).take(images)
-        label_of_id = {number: labels[name] for number, name in found.categories.items()}
-        category_ids = found.category_ids[boxes.values].tolist()
+        boxes = RaggedColumn(np.arange(len(annotations.boxes)), annotations.bounds).take(images)
+        label_of_id = {number: labels[name] for number, name in annotations.categories.items()}
+        category_ids = annotations.category_ids[boxes.values].tolist()
         return ColumnRecords(
             {
                 "image": np.array(contents, object),
-                "image_id": found.image_ids[images],
-                "path": np.array([found.paths[number].encode() for number in images.tolist()], object),
-                "boxes": RaggedColumn(found.boxes[boxes.values], boxes.bounds),
+                "image_id": annotations.image_ids[images],
+                "path": np.array([annotations.paths[number].encode() for number in images.tolist()], object),
+                "boxes": RaggedColumn(annotations.boxes[boxes.values], boxes.bounds),
                 "labels": RaggedColumn(np.array([label_of_id[each] for each in category_ids], np.int64), boxes.bounds),
-                "crowd": RaggedColumn(found.crowd[boxes.values], boxes.bounds),
-                **(found.masks.take(boxes.values, boxes.bounds) if found.masks else {}),
+                "crowd": RaggedColumn(annotations.crowd[boxes.values], boxes.bounds),
+                **(annotations.masks.take(boxes.values, boxes.bounds) if annotations.masks else {}),
             }
         )
 
@@ -244,9 +244,9 @@ class CocoReader:
         saved = load_annotations(place, _version_of(file))
         if saved is not None and self._has_masks == (saved.masks is not None):
             return saved
-        found = read_annotations(file, masks=self._has_masks)
-        save_annotations(place, found)
-        return found
+        annotations = read_annotations(file, masks=self._has_masks)
+        save_annotations(place, annotations)
+        return annotations
 
 
 def read_annotations(file: Path, *, masks: bool = False) -> CocoAnnotations:
@@ -298,7 +298,7 @@ def read_annotations(file: Path, *, masks: bool = False) -> CocoAnnotations:
             objects.append((number, box, category, bool(annotation.get("iscrowd", False)), len(objects)))
     objects.sort(key=lambda each: each[0])  # stable: those of an image stay in the file's order
     counts = np.bincount(np.array([each[0] for each in objects], np.int64), minlength=len(images))
-    found = CocoAnnotations(
+    image_annotations = CocoAnnotations(
         categories,
         np.array([image_id for image_id, _ in images], np.int64),
         tuple(path for _, path in images),
@@ -310,9 +310,9 @@ def read_annotations(file: Path, *, masks: bool = False) -> CocoAnnotations:
         version,
     )
     if read_masks is None:
-        return found
+        return image_annotations
     order = np.array([each[4] for each in objects], np.int64)
-    return replace(found, masks=read_masks.to_masks().reordered(order))
+    return replace(image_annotations, masks=read_masks.to_masks().reordered(order))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -324,18 +324,18 @@ _MASK_PREFIX = "mask_"
 _ARRAYS = ("image_ids", "boxes", "category_ids", "crowd", "bounds")
 
 
-def save_annotations(place: Path, found: CocoAnnotations) -> None:
+def save_annotations(place: Path, annotations: CocoAnnotations) -> None:
     """Save annotations. If they cannot be written, that is no error."""
     head = {
-        "version": [_INDEX_VERSION, *found.version],
-        "categories": list(found.categories.items()),
-        "paths": found.paths,
-        "unusable": list(found.unusable.items()),
-        "masks": found.masks is not None,
+        "version": [_INDEX_VERSION, *annotations.version],
+        "categories": list(annotations.categories.items()),
+        "paths": annotations.paths,
+        "unusable": list(annotations.unusable.items()),
+        "masks": annotations.masks is not None,
     }
-    arrays = {name: getattr(found, name) for name in _ARRAYS}
-    if found.masks is not None:
-        arrays |= {_MASK_PREFIX + name: values for name, values in found.masks.to_arrays().items()}
+    arrays = {name: getattr(annotations, name) for name in _ARRAYS}
+    if annotations.masks is not None:
+        arrays |= {_MASK_PREFIX + name: values for name, values in annotations.masks.to_arrays().items()}
     temporary = temporary_path(place)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -358,7 +358,7 @@ def load_annotations(place: Path, version: FileVersion) -> CocoAnnotations | Non
             arrays = {name: saved[name] for name in _ARRAYS}
             names = [name for name in saved.files if name.startswith(_MASK_PREFIX)] if head["masks"] else []
             of_masks = {name.removeprefix(_MASK_PREFIX): saved[name] for name in names}
-        found = CocoAnnotations(
+        annotations = CocoAnnotations(
             {int(number): str(name) for number, name in head["categories"]},
             paths=tuple(map(str, head["paths"])),
             unusable={int(number): str(reason) for number, reason in head["unusable"]},
@@ -366,25 +366,25 @@ def load_annotations(place: Path, version: FileVersion) -> CocoAnnotations | Non
             **arrays,
             masks=ObjectMasks.from_arrays(of_masks, len(arrays["boxes"])) if head["masks"] else None,
         )
-        _check_arrays(found)
+        _check_arrays(annotations)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, EOFError, AttributeError, zipfile.BadZipFile) as error:
         log_unusable_index(place, error)
         return None
-    return found
+    return annotations
 
 
-def _check_arrays(found: CocoAnnotations) -> None:
-    objects, bounds = len(found.boxes), found.bounds
+def _check_arrays(annotations: CocoAnnotations) -> None:
+    objects, bounds = len(annotations.boxes), annotations.bounds
     if not (
-        len(found.paths) == len(found.image_ids) == len(bounds) - 1
-        and found.boxes.shape == (objects, 4)
-        and len(found.category_ids) == len(found.crowd) == objects
+        len(annotations.paths) == len(annotations.image_ids) == len(bounds) - 1
+        and annotations.boxes.shape == (objects, 4)
+        and len(annotations.category_ids) == len(annotations.crowd) == objects
         and (bounds[0], bounds[-1]) == (0, objects)
         and bool(np.all(np.diff(bounds) >= 0))
-        and set(np.unique(found.category_ids).tolist()) <= set(found.categories)
-        and not any(path.startswith("/") or ".." in path.split("/") for path in found.paths)
+        and set(np.unique(annotations.category_ids).tolist()) <= set(annotations.categories)
+        and not any(path.startswith("/") or ".." in path.split("/") for path in annotations.paths)
     ):
         raise ValueError("its arrays do not fit")
 

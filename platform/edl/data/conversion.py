@@ -214,14 +214,14 @@ def convert_file(plan: ConversionPlan, file: FilePlan, directory: Path, reader: 
     _WRITERS[plan.target](path, batches(), plan.schema)
     left_out = sum(each.records for each in corrupt)
     read = file.end - file.start
-    found = _count_readable(path, plan.target)
-    if found != read - left_out:
+    readable = _count_readable(path, plan.target)
+    if readable != read - left_out:
         raise StorageError(
-            f"has {found} readable records, and {read - left_out} were written",
+            f"has {readable} readable records, and {read - left_out} were written",
             where=str(plan.directory / file.name),
             hint="the disk or the file system is damaged: write to another one",
         )
-    return ConvertedFile(file.name, read, found, left_out, path.stat().st_size)
+    return ConvertedFile(file.name, read, readable, left_out, path.stat().st_size)
 
 
 def _count_readable(path: Path, target: str) -> int:
@@ -262,10 +262,10 @@ def _choose_schema(reader: Reader, paths: Sequence[str], options: Mapping[str, o
 
 def _scan_csv_types(metadata: Metadata, paths: Sequence[str], options: Mapping[str, object]) -> Any:
     chosen = {name: value for name, value in options.items() if name != "label"}
-    found = {column["name"]: column for column in scan_table(list(paths), chosen, 1).to_json(0)["columns"]}
+    facts = {column["name"]: column for column in scan_table(list(paths), chosen, 1).to_json(0)["columns"]}
     kinds = {"text": pa.string()}
     types = [
-        kinds.get(found[name]["kind"], pa.int64() if found[name]["type"].startswith(("int", "uint")) else pa.float64())
+        kinds.get(facts[name]["kind"], pa.int64() if facts[name]["type"].startswith(("int", "uint")) else pa.float64())
         for name in metadata.column_names
     ]
     return pa.schema(list(zip(metadata.column_names, types, strict=True)))

@@ -196,8 +196,8 @@ def decode_index(content: bytes) -> Mapping[str, Any]:
     body, _, rest = content.rpartition(_CHECKSUM_MARK)
     if rest != b"%d}" % crc32(body):
         raise ValueError("its checksum is wrong or missing")
-    found: Mapping[str, Any] = decode_json_file(body + b"}")
-    return found
+    index: Mapping[str, Any] = decode_json_file(body + b"}")
+    return index
 
 
 def log_unusable_index(file: Path, error: Exception) -> None:
@@ -279,17 +279,18 @@ def expand_patterns(paths: PathOrPaths, store: BlockStore | None = None) -> list
         if not glob.has_magic(text) or os.path.lexists(text):
             expanded.append(Path(path))
             continue
-        matching = sorted(Path(found) for found in glob.glob(text, recursive=True))
-        found = [each for each in matching if each.suffix != INDEX_SUFFIX]
+        matching = sorted(map(Path, glob.glob(text, recursive=True)))
+        matches = [each for each in matching if each.suffix != INDEX_SUFFIX]
         if "**" in Path(text).parts[-1:]:
-            found = [each for each in found if not each.is_dir()]  # else a file would be listed with its folder again
-        if not found:
+            # Else a file would be listed with its folder again.
+            matches = [each for each in matches if not each.is_dir()]
+        if not matches:
             parts = Path(text).parts
             plain = next(at for at, part in enumerate(parts) if glob.has_magic(part))
             raise BadInputError(
                 "no file matches the pattern", where=text, hint=_nearest_directory_hint(Path(*parts[:plain]))
             )
-        expanded += found
+        expanded += matches
     return expanded
 
 
@@ -298,12 +299,12 @@ def _expand_remote(text: str, store: BlockStore) -> list[Path]:
     # A question mark begins the parameters of an address of HTTP.
     if not glob.has_magic(text.replace("?", "") if text.startswith("http") else text) or path.is_file():
         return [cast(Path, path)]
-    found = [each for each in path.glob() if each.suffix != INDEX_SUFFIX and not each.name.startswith(".")]
+    matches = [each for each in path.glob() if each.suffix != INDEX_SUFFIX and not each.name.startswith(".")]
     if "**" in text.rpartition("/")[2]:
-        found = [each for each in found if not each.is_dir()]
-    if not found:
+        matches = [each for each in matches if not each.is_dir()]
+    if not matches:
         raise BadInputError("no object matches the pattern", where=text, hint="check the bucket and the names")
-    return [cast(Path, each) for each in found]
+    return [cast(Path, each) for each in matches]
 
 
 def find_data(paths: PathOrPaths, format_name: str | None = None, store: BlockStore | None = None) -> tuple[Path, ...]:
@@ -447,11 +448,11 @@ def _nearest_directory_hint(path: Path) -> str:
 
 
 def _check_listed_once(files: Sequence[Path]) -> None:
-    seen: set[Path] = set()
+    listed: set[Path] = set()
     for file in files:
-        if file in seen:
+        if file in listed:
             raise BadInputError("the file is listed twice", where=str(file), hint="name each file once")
-        seen.add(file)
+        listed.add(file)
 
 
 def detect_format(files: Sequence[Path]) -> str:

@@ -311,20 +311,20 @@ def _read_address(address: str) -> str:
     scheme, _, name = address.partition("://")
     if scheme.lower() != ENVIRONMENT_SCHEME:
         return address
-    found = os.environ.get(name)
-    if not found:
+    stored = os.environ.get(name)
+    if not stored:
         raise BadInputError(
             f"the environment variable {name} is not set",
             where=address,
             hint="it holds the address of the database; on a cluster, take it from a Secret with pod.env",
         )
-    if not is_database(found) or found.lower().startswith(f"{ENVIRONMENT_SCHEME}://") or "#" in found:
+    if not is_database(stored) or stored.lower().startswith(f"{ENVIRONMENT_SCHEME}://") or "#" in stored:
         raise BadInputError(
             f"the environment variable {name} has no address of a database",
             where=address,
             hint=f"write postgresql://…, with # in a password as %23; a table goes into the job file: {name}#TABLE",
         )
-    return found
+    return stored
 
 
 def _watch_peer(connection: Any, _: object) -> None:
@@ -373,7 +373,7 @@ def _strip_literals(query: str) -> str:
 
 def strip_semicolon(query: str) -> str:
     """A statement without the semicolon at its end, behind which comments may be."""
-    bare = _LITERAL.sub(lambda found: " " * len(found[0]), query).rstrip()
+    bare = _LITERAL.sub(lambda literal: " " * len(literal[0]), query).rstrip()
     while bare.endswith(";"):
         bare = bare[:-1].rstrip()
         query = query[: len(bare)]

@@ -79,8 +79,8 @@ def digest_folder(folder: Path, names: Sequence[str], *others: bytes) -> bytes:
 def source_digests(reader: Any) -> SourceDigests:
     """For each source of a reader, what computes its digest; none for readers of databases and of users."""
     method = getattr(reader, "source_digests", None)
-    found: SourceDigests = {} if method is None else method()
-    return found
+    digests: SourceDigests = {} if method is None else method()
+    return digests
 
 
 def digest_sources(reader: Any) -> str:
@@ -137,11 +137,11 @@ def _changed_error(what: str, where: str) -> BadInputError:
 
 def _digest_group(digests: Sequence[Callable[[], bytes]]) -> str:
     if len(digests) <= _THREADS:
-        found = [digest() for digest in digests]
+        values = [digest() for digest in digests]
     else:
         with ThreadPoolExecutor(_THREADS) as pool:
-            found = list(pool.map(lambda digest: digest(), digests))
-    return blake2b(b"".join(found), digest_size=_GROUP_DIGITS // 2).hexdigest()
+            values = list(pool.map(lambda digest: digest(), digests))
+    return blake2b(b"".join(values), digest_size=_GROUP_DIGITS // 2).hexdigest()
 
 
 def _groups(sources: int) -> list[tuple[int, int]]:

@@ -59,10 +59,10 @@ class ImageFolderReader:
     @cached_property
     def class_names(self) -> tuple[str, ...]:
         """Names of the classes, in the order of their labels."""
-        found = sorted({_class_of(path) for paths in self._files.values() for path in paths} - {""})
+        folder_classes = sorted({_class_of(path) for paths in self._files.values() for path in paths} - {""})
         if not self._given_classes:
-            return tuple(found)
-        unknown = [name for name in found if name not in self._given_classes]
+            return tuple(folder_classes)
+        unknown = [name for name in folder_classes if name not in self._given_classes]
         if unknown:
             raise BadInputError(
                 f"folders {', '.join(unknown)} have images and are no classes",
@@ -121,17 +121,17 @@ class ImageFolderReader:
 
 def list_images(folder: Path) -> tuple[str, ...]:
     """Paths of all images below a folder, relative to it and sorted, so that all processes have the same order."""
-    found = []
+    paths = []
     try:
         if isinstance(folder, RemotePath):
             return _list_remote_images(folder)
         for place, names, files in os.walk(folder, onerror=_raise_error, followlinks=True):
             names[:] = sorted(name for name in names if not name.startswith("."))
             relative = Path(place).relative_to(folder)
-            found += [(relative / name).as_posix() for name in files if not name.startswith(".")]
+            paths += [(relative / name).as_posix() for name in files if not name.startswith(".")]
     except OSError as error:
         raise read_error(folder, error) from error
-    return _choose_images(folder, found)
+    return _choose_images(folder, paths)
 
 
 def _list_remote_images(folder: RemotePath) -> tuple[str, ...]:
@@ -143,14 +143,14 @@ def _list_remote_images(folder: RemotePath) -> tuple[str, ...]:
 
 def _choose_images(folder: object, names: list[str]) -> tuple[str, ...]:
     """The images of these files, sorted. A log says which of the others are inside of a class."""
-    found = [name for name in names if is_image(name)]
-    if not found:
+    images = [name for name in names if is_image(name)]
+    if not images:
         raise BadInputError("the folder has no images", where=str(folder), hint=f"images end with {_ENDINGS}")
     # Beside the classes there may be lists and notes; inside of them a file may be an image of another kind.
-    if left_out := sorted(name for name in set(names).difference(found) if _class_of(name)):
+    if left_out := sorted(name for name in set(names).difference(images) if _class_of(name)):
         count = "1 file is" if len(left_out) == 1 else f"{len(left_out):,} files are"
         _warn_once(f"{folder}: {count} left out, such as {left_out[0]}: images end with {_ENDINGS}")
-    return tuple(sorted(found))
+    return tuple(sorted(images))
 
 
 @cache

@@ -45,11 +45,11 @@ class MixedReader:
         first, *others = self._parts
         expected = first.reader.metadata
         for part in others:
-            found = part.reader.metadata
+            actual = part.reader.metadata
             for name in ("format", "column_names", "column_dtypes", "class_names"):
-                if getattr(found, name) != getattr(expected, name):
+                if getattr(actual, name) != getattr(expected, name):
                     raise BadInputError(
-                        f"{name} is {_describe(getattr(found, name))}, and {_describe(getattr(expected, name))} in "
+                        f"{name} is {_describe(getattr(actual, name))}, and {_describe(getattr(expected, name))} in "
                         f"{first.path}",
                         where=part.path,
                         hint="all paths of data.training need the same format and columns: convert one of them, or "
@@ -68,14 +68,14 @@ class MixedReader:
 
     def source_digests(self) -> SourceDigests:
         """Those of all parts; none if a part has none."""
-        found: dict[str, Callable[[], bytes]] = {}
+        all_digests: dict[str, Callable[[], bytes]] = {}
         for part in self._parts:
             digests = source_digests(part.reader)
             if not digests:
                 return {}
             for turn in range(1, part.repeat + 1):
-                found |= {_name_in_turn(name, turn): digest for name, digest in digests.items()}
-        return found
+                all_digests |= {_name_in_turn(name, turn): digest for name, digest in digests.items()}
+        return all_digests
 
     def read(self, source: str, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> Sequence[Record]:
         """Records ``[start, end)`` of one source; see ``Reader.read``."""
@@ -126,17 +126,17 @@ class MixedReader:
     @cached_property
     def _places(self) -> dict[str, tuple[Source, Reader, str]]:
         """Each source with its part's reader and its name there."""
-        found: dict[str, tuple[Source, Reader, str]] = {}
+        places: dict[str, tuple[Source, Reader, str]] = {}
         for part in self._parts:
             for turn in range(1, part.repeat + 1):
                 for source in part.reader.sources():
                     name = _name_in_turn(source.name, turn)
-                    if name in found:
+                    if name in places:
                         raise BadInputError(
                             "is in two paths of data.training", where=name, hint="name it once, with data.repeat"
                         )
-                    found[name] = (Source(name, source.records), part.reader, source.name)
-        return found
+                    places[name] = (Source(name, source.records), part.reader, source.name)
+        return places
 
 
 def _describe(value: Any) -> str:

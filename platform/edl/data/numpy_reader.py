@@ -120,10 +120,10 @@ class NumpyReader:
         first, *others = self._paths
         expected = self._open(first).arrays
         for other in others:
-            found = self._open(other).arrays
-            if _describe_arrays(found) != _describe_arrays(expected):
+            arrays = self._open(other).arrays
+            if _describe_arrays(arrays) != _describe_arrays(expected):
                 raise BadInputError(
-                    f"{_describe_arrays(found)}; {first} has {_describe_arrays(expected)}",
+                    f"{_describe_arrays(arrays)}; {first} has {_describe_arrays(expected)}",
                     where=other,
                     hint="all files of a data set need the same arrays, with the same types and shapes of a record",
                 )
@@ -274,9 +274,9 @@ def _check_records(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
             )
     sizes = {name: array.shape[0] if array.ndim else None for name, array in arrays.items()}
     if None in sizes.values() or len(set(sizes.values())) != 1:
-        found = ", ".join(f"{name or 'the array'}: {size or 'no axis'}" for name, size in sizes.items())
+        sizes_text = ", ".join(f"{name or 'the array'}: {size or 'no axis'}" for name, size in sizes.items())
         raise BadInputError(
-            f"the first axis of all arrays must count the records, and has {found}",
+            f"the first axis of all arrays must count the records, and has {sizes_text}",
             where=str(path),
             hint="name the arrays with one entry for each record in data.reader.columns",
         )

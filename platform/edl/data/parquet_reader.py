@@ -257,7 +257,7 @@ class ParquetReader:
         chosen = self._choose(first)
         known = set(chosen.names)
         for other in others:
-            found = self._choose(other)
+            other_schema = self._choose(other)
             extra = [name for name in self._footer(other).schema.names if name not in known]
             if extra and not self._columns:
                 raise BadInputError(
@@ -266,11 +266,11 @@ class ParquetReader:
                     hint="all files of a data set must have the same columns with the same types, or name those that "
                     "all have in data.reader.columns or data.schema.features",
                 )
-            different = [field for field in chosen if found.field(field.name).type != field.type]
+            different = [field for field in chosen if other_schema.field(field.name).type != field.type]
             if different:
                 name = different[0].name
                 raise BadInputError(
-                    f"column {name} is {found.field(name).type}, in {first} it is {different[0].type}",
+                    f"column {name} is {other_schema.field(name).type}, in {first} it is {different[0].type}",
                     where=other,
                     hint="all files of a data set must have the same columns with the same types",
                 )

@@ -737,8 +737,8 @@ class RemotePath:
     def find(self) -> list[RemotePath]:
         """All files below the folder, sorted."""
         system = _file_system(self._scheme)
-        found = _call(self._url, lambda: system.find(self._url, detail=True))
-        return sorted(self._listed(each) for each in found.values())
+        entries = _call(self._url, lambda: system.find(self._url, detail=True))
+        return sorted(self._listed(each) for each in entries.values())
 
     def glob(self) -> list[RemotePath]:
         """What matches the address, taken as a pattern; sorted."""
@@ -747,8 +747,8 @@ class RemotePath:
                 "a pattern needs a listing, which HTTP has not", where=self._url, hint="list the files one by one"
             )
         system = _file_system(self._scheme)
-        found = _call(self._url, lambda: system.glob(self._url, detail=True))
-        return sorted(self._listed(each) for each in found.values())
+        entries = _call(self._url, lambda: system.glob(self._url, detail=True))
+        return sorted(self._listed(each) for each in entries.values())
 
     @property
     def _scheme(self) -> str:

@@ -227,8 +227,8 @@ class ShuffledReader:
         """Records of blocks of which some have damaged ones, which are reported in their places."""
         parts: list[Sequence[Record]] = []
         for block, record in zip(blocks, records.tolist(), strict=True):
-            found = self._cached_blocks[block]
-            one = found[record] if block in self._damaged_blocks else found[record : record + 1]
+            block_records = self._cached_blocks[block]
+            one = block_records[record] if block in self._damaged_blocks else block_records[record : record + 1]
             if not isinstance(one, CorruptRange):
                 parts.append(one)
             elif on_corrupt is not None:

@@ -116,7 +116,7 @@ class QuantileSketch:
     def _ranks(self) -> tuple[Floats, npt.NDArray[np.int64]]:
         """All values that are held, in order, and the estimated rank of each."""
         values = np.concatenate(self.levels or [np.empty(0)])
-        weights = np.repeat([1 << level for level in range(len(self.levels))], [len(held) for held in self.levels])
+        weights = np.repeat([1 << level for level in range(len(self.levels))], list(map(len, self.levels)))
         order = np.argsort(values, kind="stable")
         return values[order], np.cumsum(weights[order])
 

@@ -144,13 +144,13 @@ class SplitReader:
     def _ends(self) -> dict[str, npt.NDArray[np.int64]]:
         """Number after the last record of each block, by source."""
         read_blocks = getattr(self._reader, "blocks", None)
-        found = {}
+        ends = {}
         for source in self._reader.sources():
             sizes = [_PART_RECORDS] * -(-source.records // _PART_RECORDS)
             if read_blocks is not None:
                 sizes = list(read_blocks(source.name).records)
-            found[source.name] = np.minimum(np.cumsum(np.array(sizes, np.int64)), source.records)
-        return found
+            ends[source.name] = np.minimum(np.cumsum(np.array(sizes, np.int64)), source.records)
+        return ends
 
     @cached_property
     def _numbers(self) -> dict[str, npt.NDArray[np.int64]]:
@@ -200,10 +200,10 @@ class SplitReader:
         assert self._saved is not None
         sources = self._reader.sources()
         try:
-            with self._saved.open("rb") as stream, np.load(io.BytesIO(stream.read()), allow_pickle=False) as found:
-                if str(found["digests"]) != digests:
+            with self._saved.open("rb") as stream, np.load(io.BytesIO(stream.read()), allow_pickle=False) as saved:
+                if str(saved["digests"]) != digests:
                     return None
-                bits = [found[f"source_{number}"] for number in range(len(sources))]
+                bits = [saved[f"source_{number}"] for number in range(len(sources))]
         except FileNotFoundError:
             return None
         except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
@@ -266,12 +266,12 @@ class SplitReader:
 
     def _json_value(self, line: bytes) -> bytes | None:
         try:
-            found = json.loads(line)
+            record = json.loads(line)
         except ValueError:
             return None  # whoever reads the record reports it
-        if not isinstance(found, dict) or found.get(self._key) is None:
+        if not isinstance(record, dict) or record.get(self._key) is None:
             raise _NoValueError(line[:80].decode(errors="replace"))
-        return _to_bytes(found[self._key])
+        return _to_bytes(record[self._key])
 
 
 class _NoValueError(Exception):

@@ -159,8 +159,8 @@ class SqlReader:
 
     def read(self, source: str, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> Sequence[Any]:
         """Rows ``[start, end)`` of one source; see ``Reader.read``. A row without a value in a column is corrupt."""
-        found = self._find(source)
-        index = found.index
+        opened = self._find(source)
+        index = opened.index
         if not 0 <= start <= end <= index.records:
             raise BadInputError(f"rows {start} to {end} were requested, there are {index.records}", where=source)
         _ = self.metadata
@@ -168,13 +168,13 @@ class SqlReader:
         for number in range(start // index.block_rows, -(-end // index.block_rows) if end > start else 0):
             first = number * index.block_rows
             rows = range(max(start, first), min(end, first + index.block_rows))
-            parts += self._take_rows(found, source, found.read_block(number), rows, first, on_corrupt)
+            parts += self._take_rows(opened, source, opened.read_block(number), rows, first, on_corrupt)
         if not parts:
-            return to_row_group(found.empty_table).records
+            return to_row_group(opened.empty_table).records
         return join_records(parts)
 
     def _take_rows(
-        self, found: _SqlSource, source: str, group: RowGroup, rows: range, first: int, on_corrupt: OnCorrupt | None
+        self, opened: _SqlSource, source: str, group: RowGroup, rows: range, first: int, on_corrupt: OnCorrupt | None
     ) -> list[Sequence[Any]]:
         bad = [row for row in rows if row - first in group.unusable]
         for row in bad:
@@ -294,15 +294,15 @@ class _SqlSource:
             raise BadInputError(f"there is no table {self._table}", where=self.address, hint=hint)
         return sa.Table(name, sa.MetaData(), schema=schema, autoload_with=connection, resolve_fks=False)
 
-    def _choose_columns(self, found: list[str]) -> list[str]:
-        missing = [name for name in (self._key, *self._columns) if name not in found]
+    def _choose_columns(self, table_columns: list[str]) -> list[str]:
+        missing = [name for name in (self._key, *self._columns) if name not in table_columns]
         if missing:
             raise BadInputError(
                 f"there is no column {', '.join(missing)}",
                 where="data.reader.key" if self._key in missing else "data.reader.columns",
-                hint=f"{self.address} has the columns {', '.join(found)}",
+                hint=f"{self.address} has the columns {', '.join(table_columns)}",
             )
-        return list(self._columns or found)
+        return list(self._columns or table_columns)
 
     def _check_key(self, connection: Any, rows: Any) -> None:
         import sqlalchemy as sa
@@ -334,12 +334,12 @@ class _SqlSource:
         if not kinds:
             column = rows.c[name]
             first = sa.select(column).where(column.is_not(None)).order_by(rows.c[self._key]).limit(1)
-            found = connection.execute(first).first()
-            if found is None and cells:
+            first_row = connection.execute(first).first()
+            if first_row is None and cells:
                 raise BadInputError(
                     f"column {name} has no value in any row", where=self.address, hint="leave it out of the columns"
                 )
-            kinds = {float} if found is None else {_kind(found[0])}
+            kinds = {float} if first_row is None else {_kind(first_row[0])}
         if kinds == {int, float}:
             return float
         kind = next(iter(kinds))
@@ -392,12 +392,12 @@ class _SqlSource:
         where = [key >= starts[number]]
         if number + 1 < len(starts):
             where.append(key < starts[number + 1])
-        found = self.database.run(lambda connection: self._fetch(connection, rows, list(types), where=where))
+        cell_rows = self.database.run(lambda connection: self._fetch(connection, rows, list(types), where=where))
         expected = min(index.block_rows, index.records - number * index.block_rows)
-        keys = [row[0] for row in found]
-        if len(found) != expected or keys[0] != starts[number] or any(a == b for a, b in pairwise(keys)):
-            raise self.database.changed(f"{len(found)} rows are where {expected} were counted, from {keys[:1]} on")
-        return _to_group(self._key, keys, types, found)
+        keys = [row[0] for row in cell_rows]
+        if len(cell_rows) != expected or keys[0] != starts[number] or any(a == b for a, b in pairwise(keys)):
+            raise self.database.changed(f"{len(cell_rows)} rows are where {expected} were counted, from {keys[:1]} on")
+        return _to_group(self._key, keys, types, cell_rows)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -491,10 +491,10 @@ def _convert(cell: Any, kind: type) -> Any:
     """A value for Arrow; None: it has another type, or there is none."""
     if cell is None:
         return None
-    found = _kind(cell)
-    if kind is float and found in (int, float):
+    cell_kind = _kind(cell)
+    if kind is float and cell_kind in (int, float):
         return float(cell)
-    if found is not kind or (kind is int and not -_MOST_INTEGER <= cell < _MOST_INTEGER):
+    if cell_kind is not kind or (kind is int and not -_MOST_INTEGER <= cell < _MOST_INTEGER):
         return None
     if kind is str:
         return str(cell)

@@ -477,15 +477,15 @@ def _csv_part(file: Path, separator: str, columns: Sequence[str], types: dict[st
             yield stream
 
     with _reading(file), open_stream({}) as stream:
-        found = {entry.name: entry.type for entry in stream.schema}
+        kinds = {entry.name: entry.type for entry in stream.schema}
         _check_columns(stream.schema, columns, file)
-    if types and list(found) != list(types):
+    if types and list(kinds) != list(types):
         raise BadInputError(
-            f"columns {', '.join(found)} differ from {', '.join(types)} in other files",
+            f"columns {', '.join(kinds)} differ from {', '.join(types)} in other files",
             where=str(file),
             hint="all files of a data set must have the same columns in the same order",
         )
-    for name, kind in found.items():
+    for name, kind in kinds.items():
         types[name] = widest_type(kind, types.get(name, CSV_TYPES[0]))
 
     def batches(statistics: TableStatistics) -> Iterator[Any]:
@@ -495,7 +495,7 @@ def _csv_part(file: Path, separator: str, columns: Sequence[str], types: dict[st
                 for batch in stream:
                     yield batch.select(list(columns)) if columns else batch
         except BadInputError as error:
-            column = find_wider_column(error.__cause__, list(found)) if isinstance(error.__cause__, Exception) else None
+            column = find_wider_column(error.__cause__, list(kinds)) if isinstance(error.__cause__, Exception) else None
             if column is not None:
                 raise WiderTypeError(column) from error
             raise

@@ -86,10 +86,10 @@ class ColumnStatistics:
             numbers = values.cast(pa.int8()).to_numpy().astype(np.float64)
             self.distinct.add(hash_numbers(np.unique(numbers)))
         else:
-            held = values.to_numpy(zero_copy_only=False)
-            numbers = held.astype(np.float64)
+            array = values.to_numpy(zero_copy_only=False)
+            numbers = array.astype(np.float64)
             # 0.0 and -0.0 are one value.
-            self.distinct.add(hash_numbers(held + 0.0 if held.dtype.kind == "f" else held))
+            self.distinct.add(hash_numbers(array + 0.0 if array.dtype.kind == "f" else array))
         self.moments.add(numbers)
         self.quantiles.add(numbers)
         self.frequent.add(values)

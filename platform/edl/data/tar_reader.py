@@ -224,15 +224,15 @@ class TarReader:
 
     @cached_property
     def _names(self) -> tuple[str, ...]:
-        found = {extension for index in self._indexes.values() for extension in index.extensions}
+        extensions = {extension for index in self._indexes.values() for extension in index.extensions}
         if not self._columns:
-            return (KEY_COLUMN, *sorted(found))
-        missing = [name for name in self._columns if name not in found and name != KEY_COLUMN]
-        if missing and found:
+            return (KEY_COLUMN, *sorted(extensions))
+        missing = [name for name in self._columns if name not in extensions and name != KEY_COLUMN]
+        if missing and extensions:
             raise BadInputError(
                 f"no sample has a member with the extension {', '.join(missing)}",
                 where="data.reader.columns",
-                hint=f"the files have {', '.join(sorted(found))}",
+                hint=f"the files have {', '.join(sorted(extensions))}",
             )
         return self._columns
 

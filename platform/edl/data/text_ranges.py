@@ -151,8 +151,8 @@ class CsvRanges:
         sampled = b"".join(_ended(self._read(*place)) for place in _spread_blocks(self._reader, self.sources))
         if not sampled:
             return {name: self._given.get(name, CSV_TYPES[0]) for name in self._reader.header}
-        found = self._parse(sampled, None, [])
-        return {name: widest_type(found[name].type, self._given.get(name, CSV_TYPES[0])) for name in found.column_names}
+        table = self._parse(sampled, None, [])
+        return {name: widest_type(table[name].type, self._given.get(name, CSV_TYPES[0])) for name in table.column_names}
 
     def widen(self, column: str) -> None:
         """See ``TextRanges``."""
@@ -272,19 +272,19 @@ class JsonRanges:
             statistics.add_damage(place, corrupt.records)
 
         for begin in range(start, max(start + 1, end), _LINES_AT_ONCE):
-            found = self._read_lines(source, begin, min(end, begin + _LINES_AT_ONCE), count)
+            numbered = self._read_lines(source, begin, min(end, begin + _LINES_AT_ONCE), count)
             try:
-                table = self._parse(found.lines, schema) if found.lines else schema.empty_table()
+                table = self._parse(numbered.lines, schema) if numbered.lines else schema.empty_table()
             except pa.ArrowInvalid as error:
-                self._raise_misfit(found, schema, error)
+                self._raise_misfit(numbered, schema, error)
             yield table.select(schema.names)
 
     def _read_lines(self, source: str, start: int, end: int, on_corrupt: OnCorrupt) -> _NumberedLines:
         corrupt: set[int] = set()
 
-        def note(found: CorruptRange) -> None:
-            corrupt.update(range(found.start, found.end))
-            on_corrupt(found)
+        def note(corrupt_range: CorruptRange) -> None:
+            corrupt.update(range(corrupt_range.start, corrupt_range.end))
+            on_corrupt(corrupt_range)
 
         lines = self._reader.read(source, start, end, note)
         return _NumberedLines(source, lines, [number for number in range(start, end) if number not in corrupt])
@@ -298,22 +298,22 @@ class JsonRanges:
             pajson.ParseOptions(explicit_schema=schema, unexpected_field_behavior=behavior),
         )
 
-    def _raise_misfit(self, found: _NumberedLines, schema: Any, error: Exception) -> NoReturn:
+    def _raise_misfit(self, numbered: _NumberedLines, schema: Any, error: Exception) -> NoReturn:
         """Say which line Arrow refuses."""
-        first, end = 0, len(found.lines)
+        first, end = 0, len(numbered.lines)
         while end - first > 1:
             middle = (first + end) // 2
-            if self._is_refused(found.lines[first:middle], schema):
+            if self._is_refused(numbered.lines[first:middle], schema):
                 end = middle
             else:
                 first = middle
-        number, line = found.numbers[first], found.lines[first]
-        for name, kind in self._parse_alone(found.source, number, line).items():
+        number, line = numbered.numbers[first], numbered.lines[first]
+        for name, kind in self._parse_alone(numbered.source, number, line).items():
             if name not in schema.names:
                 if not self._columns:
-                    raise self._misfit_error(found.source, number, line, name, None, kind) from error
+                    raise self._misfit_error(numbered.source, number, line, name, None, kind) from error
             elif self._is_refused([_only(line, name)], pa.schema([schema.field(name)])):
-                raise self._misfit_error(found.source, number, line, name, schema.field(name).type, kind) from error
+                raise self._misfit_error(numbered.source, number, line, name, schema.field(name).type, kind) from error
         raise error
 
     def _is_refused(self, lines: Sequence[bytes], schema: Any) -> bool:

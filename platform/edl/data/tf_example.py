@@ -48,13 +48,13 @@ def parse_example(record: bytes) -> dict[str, Any]:
         example.ParseFromString(record)
     except DecodeError as error:
         raise ValueError("the bytes are no tf.train.Example") from error
-    found: dict[str, Any] = {}
+    features: dict[str, Any] = {}
     for name in sorted(example.features.feature):
         feature = example.features.feature[name]
         kind = feature.WhichOneof("kind")
         values = [] if kind is None else list(getattr(feature, kind).value)
-        found[name] = values[0] if len(values) == 1 else values
-    return found
+        features[name] = values[0] if len(values) == 1 else values
+    return features
 
 
 def _fill_feature(feature: Any, name: str, value: FeatureValue) -> None:

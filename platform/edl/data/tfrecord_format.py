@@ -90,12 +90,12 @@ def _check_lengths(content: bytes, bounds: array[int]) -> None:
     begins = begins[begins <= len(content) - _HEADER_BYTES]
     if not begins.size:
         return
-    found = np.frombuffer(content, np.uint8)
+    byte_values = np.frombuffer(content, np.uint8)
     tables, of_zeros = _length_tables()
     checksums = np.full(len(begins), of_zeros, np.uint32)
     for place, table in enumerate(tables):
-        checksums ^= table[found[begins + place]]
-    wrong = np.flatnonzero(_mask(checksums) != _stored_checksums(found, begins + _LENGTH.size))
+        checksums ^= table[byte_values[begins + place]]
+    wrong = np.flatnonzero(_mask(checksums) != _stored_checksums(byte_values, begins + _LENGTH.size))
     if wrong.size:
         raise FramingError(int(begins[wrong[0]]), "its length has a wrong checksum")
 

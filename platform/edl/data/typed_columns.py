@@ -27,8 +27,8 @@ def to_numpy(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[Any]:
     # Texts of TensorFlow are bytes.
     if pa.types.is_string(column.type):
         return np.array(column.cast(pa.binary()).to_pylist(), dtype=object)
-    found: npt.NDArray[Any] = column.to_numpy() if isinstance(column, pa.ChunkedArray) else column.to_numpy(False)
-    return found
+    array: npt.NDArray[Any] = column.to_numpy() if isinstance(column, pa.ChunkedArray) else column.to_numpy(False)
+    return array
 
 
 def report_rows(faults: Mapping[int, tuple[int, str]], source: str, on_corrupt: OnCorrupt | None) -> None:

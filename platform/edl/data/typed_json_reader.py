@@ -97,14 +97,14 @@ class TypedJsonReader:
     def _parse_line(self, line: bytes) -> list[Any] | str:
         """The values of a line, or why it is refused: a feature is NULL, is missing or has another type."""
         try:
-            found = json.loads(line)
+            record = json.loads(line)
         except (ValueError, RecursionError):
             return NO_JSON_OBJECT
-        if not isinstance(found, dict):
+        if not isinstance(record, dict):
             return NO_JSON_OBJECT
         values = []
         for name, kind in self._types.items():
-            value = found.get(name)
+            value = record.get(name)
             if value is None:
                 return f"no value of {name}"
             converted = _convert(value, kind)
