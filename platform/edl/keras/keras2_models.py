@@ -162,29 +162,29 @@ def finding_keras3_layers() -> Iterator[list[Any]]:
 
     An error within a call would not do: Keras 2 replaces it by one of its own.
     """
-    found: list[Any] = []
+    keras3_layers: list[Any] = []
     call = keras.layers.Layer.__call__
 
     def noting_call(layer: Any, *arguments: Any, **named: Any) -> Any:
         result = call(layer, *arguments, **named)
         if type(layer).__module__.split(".")[0] != "edl" and layer.trainable_variables:
-            found.append(layer)
+            keras3_layers.append(layer)
         return result
 
     keras.layers.Layer.__call__ = noting_call
     try:
-        yield found
+        yield keras3_layers
     finally:
         keras.layers.Layer.__call__ = call
 
 
-def refuse_keras3_layers(found: Sequence[Any], where: str) -> None:
+def refuse_keras3_layers(layers: Sequence[Any], where: str) -> None:
     """Refuse a model of Keras 2 that calls layers of Keras 3: it does not know their variables, and trains none.
 
     Raises:
         BadInputError: there are such layers.
     """
-    for layer in found:
+    for layer in layers:
         kind = type(layer).__name__
         raise BadInputError(
             f"the layer '{layer.name}' ({kind}) is one of Keras 3 in a model of Keras 2, which would not train its "
@@ -221,9 +221,9 @@ class _Instance:
             features: of a minibatch; None for a model that declares its inputs.
         """
         read_adapted_variables(self.model)
-        with finding_keras3_layers() as found:
+        with finding_keras3_layers() as keras3_layers:
             self._trace(features)
-        refuse_keras3_layers(found, "the model")
+        refuse_keras3_layers(keras3_layers, "the model")
 
     def _trace(self, features: Any) -> None:
         if not self.declares_inputs:

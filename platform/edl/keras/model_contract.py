@@ -763,8 +763,8 @@ def _build_with_keras2(build: Callable[[], Any]) -> tuple[Any, Sequence[Any]]:
     """The model, and the layers of Keras 3 that were called meanwhile: Keras 2 would not train them."""
     from edl.keras import keras2_models
 
-    with keras2_models.finding_keras3_layers() as found:
-        return build(), found
+    with keras2_models.finding_keras3_layers() as keras3_layers:
+        return build(), keras3_layers
 
 
 def _adapt_keras2_model(

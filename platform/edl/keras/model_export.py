@@ -98,8 +98,8 @@ def format_loading_code(model: Any, path: Path, zoo: Path) -> str:
         zoo: the model zoo. The code puts it and its parent folder on ``sys.path``, as a run does.
     """
     model_config = keras.saving.serialize_keras_object(model)
-    if why := _find_unloadable(model_config, model) or _find_lost_variables(model_config, model):
-        return f"# {why}"
+    if reason := _find_unloadable(model_config, model) or _find_lost_variables(model_config, model):
+        return f"# {reason}"
     custom_objects = {*_custom_classes(model_config), *_custom_functions(model_config, model)}
     sorted_objects = sorted(custom_objects, key=lambda each: (each.module, each.name))
     unsafe = any(node.get("class_name") == _LAMBDA_CLASS for node in _iter_class_nodes(model_config))
@@ -162,11 +162,11 @@ def warn_about_keras_file(model: Any) -> None:
         return
     model_config = keras.saving.serialize_keras_object(model)
     if (
-        why := _find_unloadable(model_config, model)
+        reason := _find_unloadable(model_config, model)
         or _find_failing_config(model_config, model)
         or _find_lost_variables(model_config, model)
     ):
-        _LOG.warning("the .keras file: %s", why)
+        _LOG.warning("the .keras file: %s", reason)
 
 
 def _find_failing_config(model_config: Any, model: Any) -> str:

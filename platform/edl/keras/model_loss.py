@@ -113,8 +113,8 @@ class ModelLoss:
         losses = _declared_losses(self._resolved_losses)
         if self._is_function or any(not isinstance(loss, str) and not _is_keras_loss(loss) for _, loss in losses):
             return None
-        found = {name: _keras_reduction(loss) for name, loss in losses}
-        different = {reduction: name for name, reduction in found.items()}
+        reductions = {name: _keras_reduction(loss) for name, loss in losses}
+        different = {reduction: name for name, reduction in reductions.items()}
         if len(different) > 1:
             texts = " and ".join(f"{name} is {reduction.value}" for reduction, name in different.items())
             raise self._input_error(

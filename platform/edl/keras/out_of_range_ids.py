@@ -211,13 +211,13 @@ def _tensors_inside_gradient(operation: Any) -> Iterator[Any]:
     because TensorFlow adds them only to compute their gradients.
     """
     passed_tensors = list(zip(operation.inputs, operation.outputs, strict=True))
-    seen = {_tensor_id(tensor) for tensor, out in passed_tensors if not out.consumers()}
+    known_ids = {_tensor_id(tensor) for tensor, out in passed_tensors if not out.consumers()}
     pending_tensors: Sequence[Any] = [tensor for tensor, out in passed_tensors if out.consumers()]
     while pending_tensors:
         following = []
         for tensor in pending_tensors:
-            if (tensor_id := _tensor_id(tensor)) not in seen:
-                seen.add(tensor_id)
+            if (tensor_id := _tensor_id(tensor)) not in known_ids:
+                known_ids.add(tensor_id)
                 yield tensor
                 following += tensor.op.inputs
         pending_tensors = following

@@ -326,8 +326,8 @@ class ModelReplica(ReplicaState):
             loss_labels,
             has_added_losses=predictions is not None and self._has_added_losses(),
         )
-        found, tails = self._update.make_addend(gradients, before, reduction, records)
-        return loss, weight, tf.constant(math.nan) if common is None else common, found, tails, seeds
+        addend, tails = self._update.make_addend(gradients, before, reduction, records)
+        return loss, weight, tf.constant(math.nan) if common is None else common, addend, tails, seeds
 
     def _differentiate(
         self, reduction: LossReduction | None, features: Any, labels: Any, weights: Any

@@ -270,10 +270,10 @@ class ReplicaState(TrainableModel):
         The values are in it as a CRC-32 of each variable: all ranks wait for it when a round begins, and a
         cryptographic hash takes dozens of times as long.
         """
-        found = hashlib.blake2b(digest_size=8)
+        hasher = hashlib.blake2b(digest_size=8)
         for name, variable in self._state_variables():
-            found.update(json.dumps([name, *_describe(variable), array_checksum(host_array(variable))]).encode())
-        return int.from_bytes(found.digest(), "big")
+            hasher.update(json.dumps([name, *_describe(variable), array_checksum(host_array(variable))]).encode())
+        return int.from_bytes(hasher.digest(), "big")
 
     def variable_digests(self) -> dict[str, int]:
         """A digest of 32 bits of each variable's values, by its name in checkpoints."""

@@ -67,12 +67,12 @@ class ReplicaUpdate(ABC):
         for variable, old in zip(self.statistics, before, strict=True):
             variable.value.assign(old)
         # A missing one becomes a 0, which fills its place in a buffer.
-        found = [
+        addend = [
             tf.zeros([], variable.dtype) if gradient is None else tf.convert_to_tensor(gradient)
             for variable, gradient in zip(self.trained, gradients, strict=True)
         ]
         has_gradient = [gradient is not None for gradient in gradients]
-        return found, self._make_tails(found, has_gradient, before, after, reduction, records)
+        return addend, self._make_tails(addend, has_gradient, before, after, reduction, records)
 
     @abstractmethod
     def _make_tails(

@@ -47,10 +47,10 @@ class Segment:
         Args:
             values: the values of traced tensors, by ``id``; those of later use are added.
         """
-        found = self.function._call_flat([], [values.get(id(each), each) for each in self.captured])
-        count = len(found) - len(self.kept)
-        values.update(zip(map(id, self.kept), found[count:], strict=True))
-        return list(found[:count])
+        outputs = self.function._call_flat([], [values.get(id(each), each) for each in self.captured])
+        count = len(outputs) - len(self.kept)
+        values.update(zip(map(id, self.kept), outputs[count:], strict=True))
+        return list(outputs[:count])
 
 
 @dataclass(frozen=True)
@@ -152,16 +152,16 @@ def trace_segments(function: Callable[..., Any], specs: Any) -> SegmentedTrace:
         function: is called with a :class:`SegmentTrace` and the arguments; ends its last graph itself.
         specs: the nested specs of the arguments.
     """
-    found: list[SegmentedTrace] = []
+    traces: list[SegmentedTrace] = []
 
     def trace(*arguments: Any) -> None:
         with SegmentTrace() as segments:
             value = function(segments, *arguments)
         leaves = tf.nest.flatten(arguments, expand_composites=True)
-        found.append(SegmentedTrace(leaves, segments.segments, value))
+        traces.append(SegmentedTrace(leaves, segments.segments, value))
 
     tf.function(trace, autograph=False).get_concrete_function(*specs)
-    return found[-1]
+    return traces[-1]
 
 
 def _is_eager(tensor: Any) -> bool:

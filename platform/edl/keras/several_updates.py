@@ -84,18 +84,18 @@ class SeveralUpdatesReplica(SeveralOptimizersState):
         super().__init__(module, seed=seed, rank_seed=rank_seed, sample=sample, begin=begin)
         self._tracer = UpdateTracer(self.model, self.optimizer)
         with user_code(module.zoo, "train_step()"), assert_dense_ids_in_range():
-            found = self._tracer.find_updates(self.pack_data(*first))
+            updates = self._tracer.find_updates(self.pack_data(*first))
             self._refuse_new_variables()
             if self._tracer.uses_loss and self._objective.declared_reduction is not LossReduction.MEAN:
                 self._tracer.refuse_other_losses()
-            for update in found:
+            for update in updates:
                 if not update.optimizer.built:
                     # As Keras does with the first update.
                     update.optimizer.build(list(update.trained))
-        self._found = found
-        self._optimizers = {update.name: update.optimizer for update in found}
+        self._step_updates = updates
+        self._optimizers = {update.name: update.optimizer for update in updates}
         self.updates = tuple(
-            self._make_update(each.optimizer, each.trained, each.statistics, max_dense_gradient) for each in found
+            self._make_update(each.optimizer, each.trained, each.statistics, max_dense_gradient) for each in updates
         )
         self.buffers: tuple[Array, ...] = tuple(buffer for update in self.updates for buffer in update.buffers)
         self._traces: dict[Any, SegmentedTrace] = {}
@@ -128,7 +128,7 @@ class SeveralUpdatesReplica(SeveralOptimizersState):
                 type(each.optimizer).__name__,
                 *([v.path for v in part] for part in (each.trained, each.statistics)),
             ]
-            for each in self._found
+            for each in self._step_updates
         ]
 
     # ------------------------------------------------------------------ a step
@@ -262,7 +262,7 @@ class SeveralUpdatesReplica(SeveralOptimizersState):
             return self._make_results(traced, before[traced.number])
 
         with assert_dense_ids_in_range():
-            trace = self._tracer.trace(self._found, begin_segment, make_results, data)
+            trace = self._tracer.trace(self._step_updates, begin_segment, make_results, data)
         self._refuse_new_variables()
         return trace
 
@@ -273,9 +273,9 @@ class SeveralUpdatesReplica(SeveralOptimizersState):
         records = tf.cast(tf.shape(tf.nest.flatten(features)[0])[0], tf.float64)
         # A step of the user's gives the gradients of a mean.
         weight = self._weigh_minibatch(LossReduction.MEAN, records, labels, weights[0] if weights else None)
-        found, tails = update.make_addend(traced.gradients, before, LossReduction.MEAN, records)
+        addend, tails = update.make_addend(traced.gradients, before, LossReduction.MEAN, records)
         loss = tf.constant(0.0) if traced.loss is None else traced.loss
-        return loss, weight, *found, *tails
+        return loss, weight, *addend, *tails
 
 
 AnyReplica = ModelReplica | SeveralUpdatesReplica

@@ -311,21 +311,21 @@ class UpdateTracer:
                 "calls compute_loss() inside of a condition, a loop of TensorFlow or a tf.function",
                 "call it in train_step() itself; @tf.function is not needed",
             )
-        found = [losses[-1].loss] if losses else returned_losses(logs)
-        if not found:
+        step_losses = [losses[-1].loss] if losses else returned_losses(logs)
+        if not step_losses:
             raise missing_loss_error(self._model)
-        return tf.add_n([tf.reduce_mean(tf.cast(each, tf.float32)) for each in found])
+        return tf.add_n([tf.reduce_mean(tf.cast(each, tf.float32)) for each in step_losses])
 
     def _find_trained(self, variable: Any) -> Any:
-        found = self._variables.get(id(variable))
-        if found is None or found.dtype not in FLOAT_TYPES:
+        trained = self._variables.get(id(variable))
+        if trained is None or trained.dtype not in FLOAT_TYPES:
             raise train_step_error(
                 self._model,
                 f"applies a gradient to '{getattr(variable, 'path', getattr(variable, 'name', variable))}', which is "
                 "no trained variable of the model",
                 "pass variables of the model's layers",
             )
-        return found
+        return trained
 
     def _find_statistics(self, graph: Any) -> tuple[Any, ...]:
         """The variables that a segment changes, but for metrics and states of random generators.
@@ -339,7 +339,7 @@ class UpdateTracer:
         ignored |= {id(v.value.handle) for v in model.variables if is_seed_state(v)}
         named = {id(v.value.handle): v for v in model.variables}
         named |= {id(v.value.handle): v for each in self.optimizers.values() for v in each.variables}
-        found: dict[int, Any] = {}
+        statistics: dict[int, Any] = {}
         for operation, handle in find_written_variables(graph):
             if handle in ignored:
                 continue
@@ -356,8 +356,8 @@ class UpdateTracer:
                     f"changes the variable '{variable.path}' ({variable.dtype})",
                     "make it a float32 variable: changes of several workers can only be averaged for floats",
                 )
-            found[handle] = variable
-        return tuple(found.values())
+            statistics[handle] = variable
+        return tuple(statistics.values())
 
     def _layer_variables(self) -> list[Any]:
         """The variables of layers that no optimizer changes, without those of the model itself, each once."""
@@ -376,7 +376,7 @@ class UpdateTracer:
 
 def _find_optimizers(model: Any) -> dict[str, Any]:
     """The optimizers of a model by their attribute; each once."""
-    found: dict[str, Any] = {}
+    optimizers: dict[str, Any] = {}
     # Private ones are Keras' and TensorFlow's own lists of the same objects.
     attributes = {name: value for name, value in vars(model).items() if not name.startswith("_")}
     for name in sorted(attributes, key=lambda name: (name != OWN_OPTIMIZER, name)):
@@ -387,9 +387,9 @@ def _find_optimizers(model: Any) -> dict[str, Any]:
         elif isinstance(value, list | tuple):
             parts = {f"{name}/{at}": each for at, each in enumerate(value)}
         for path, each in parts.items():
-            if isinstance(each, keras.optimizers.Optimizer) and all(each is not other for other in found.values()):
-                found[path] = each
-    return found
+            if isinstance(each, keras.optimizers.Optimizer) and all(each is not other for other in optimizers.values()):
+                optimizers[path] = each
+    return optimizers
 
 
 def returned_losses(logs: Any) -> list[Any]:

@@ -198,8 +198,8 @@ class SummedUpdate(ReplicaUpdate):
 
     def find_nonfinite(self) -> str:
         """The first variable whose gradient or statistic in the buffers is not finite."""
-        found = (v.path for v, view in zip(self.trained, self._gradient_views, strict=True) if not _is_finite(view))
-        if name := next(found, ""):
+        nonfinite = (v.path for v, view in zip(self.trained, self._gradient_views, strict=True) if not _is_finite(view))
+        if name := next(nonfinite, ""):
             return name
         for section, tail in zip(self._sections, self._tail_views, strict=True):
             start = 0
@@ -318,11 +318,11 @@ class SummedUpdate(ReplicaUpdate):
         with tf.GradientTape() as tape:
             losses = [tf.reduce_sum(variable.regularizer(variable)) for variable in regularized]
             scaled = self.optimizer.scale_loss(tf.add_n([tf.cast(loss, tf.float32) for loss in losses]))
-        found = dict(
+        gradient_by_id = dict(
             zip(map(id, regularized), tape.gradient(scaled, [variable.value for variable in regularized]), strict=True)
         )
         for at, variable in enumerate(self.trained):
-            more = found.get(id(variable))
+            more = gradient_by_id.get(id(variable))
             if more is not None:
                 gradients[at] = more if gradients[at] is None else gradients[at] + more
 
@@ -378,14 +378,14 @@ def _make_sections(trained: Sequence[Any], statistics: Sequence[Any]) -> tuple[_
 def _find_moving_variances(model: Any, statistics: Sequence[Any]) -> dict[int, _MovingVariance]:
     """The moving variances of BatchNormalization, by their position among the statistics."""
     positions = {id(variable): at for at, variable in enumerate(statistics)}
-    found = {}
+    moving_variances = {}
     for layer in model._flatten_layers():
         if not isinstance(layer, keras.layers.BatchNormalization) or getattr(layer, "renorm", False):
             continue
         mean, variance = positions.get(id(layer.moving_mean)), positions.get(id(layer.moving_variance))
         if mean is not None and variance is not None and layer.momentum < 1:
-            found[variance] = _MovingVariance(mean, float(layer.momentum))
-    return found
+            moving_variances[variance] = _MovingVariance(mean, float(layer.momentum))
+    return moving_variances
 
 
 def _multiply(tensor: Any, factor: Any) -> Any:

@@ -56,10 +56,12 @@ def make_table_parser(
     # No annotation inside: TensorFlow cannot transform it.
     def parse(rows: Any) -> Any:
         if named:
-            found = {name: _fit_input(name, take(rows, name, inputs[name].dtype), inputs[name].shape) for name in named}
-            found = found if len(inputs) > 1 else found[named[0]]
+            model_input = {
+                name: _fit_input(name, take(rows, name, inputs[name].dtype), inputs[name].shape) for name in named
+            }
+            model_input = model_input if len(inputs) > 1 else model_input[named[0]]
         elif only_type is None and has_text and schema.features:
-            found = {
+            model_input = {
                 name: _fit_input(name, take(rows, name, tf.as_dtype(kind)), (1,))
                 for name, kind in schema.features.items()
             }
@@ -69,10 +71,10 @@ def make_table_parser(
             for name, cell in cells.items():
                 if None in cell.shape[1:]:
                     raise _list_error(name, "give the model an input of the column's name")
-            found = tf.concat([tf.reshape(cell, (-1, prod(cell.shape[1:]))) for cell in cells.values()], 1)
+            model_input = tf.concat([tf.reshape(cell, (-1, prod(cell.shape[1:]))) for cell in cells.values()], 1)
         if mode == "prediction":
-            return found, None
-        return found, _parse_labels(schema, rows, take)
+            return model_input, None
+        return model_input, _parse_labels(schema, rows, take)
 
     return parse
 
@@ -132,17 +134,17 @@ def _match_inputs(inputs: Mapping[str, ModelInput], features: Sequence[str], *, 
 
 def _fit_input(column: str, cells: Any, shape: Sequence[int | None]) -> Any:
     """The cells in the shape of an input; a list of any length for an input that takes one."""
-    found = cells.shape[1:]
-    if None not in found:
+    cell_shape = cells.shape[1:]
+    if None not in cell_shape:
         sizes = [size or 1 for size in shape]
-        if prod(sizes) != prod(found):
+        if prod(sizes) != prod(cell_shape):
             raise BadInputError(
-                f"column '{column}' has {prod(found)} values a record, and the model's input takes {prod(sizes)}",
+                f"column '{column}' has {prod(cell_shape)} values a record, and the model's input takes {prod(sizes)}",
                 where="data.schema.features",
-                hint=f"give the input the shape {tuple(found)}, or define feed(dataset, mode, metadata)",
+                hint=f"give the input the shape {tuple(cell_shape)}, or define feed(dataset, mode, metadata)",
             )
         return tf.reshape(cells, (-1, *sizes))
-    if len(shape) == len(found) and None in shape:
+    if len(shape) == len(cell_shape) and None in shape:
         return cells
     raise _list_error(column, f"the model's input takes {tuple(shape)}: give it the shape (None,)")
 
@@ -261,13 +263,13 @@ def _take_example_column(schema: SchemaSpec, *, has_label: bool) -> TakeColumn:
     return take
 
 
-def _check_cast(column: str, found: Any, wanted: Any, whose: str) -> None:
+def _check_cast(column: str, actual: Any, wanted: Any, whose: str) -> None:
     """Refuse a conversion between text and numbers, and one that would cut fractions off."""
-    is_cut = found.is_floating and not wanted.is_floating
-    if (found == tf.string) != (wanted == tf.string) or is_cut:
+    is_cut = actual.is_floating and not wanted.is_floating
+    if (actual == tf.string) != (wanted == tf.string) or is_cut:
         takes = "takes" if whose == "the model" else "declares"
         raise BadInputError(
-            f"column '{column}' is {found.name}, and {whose} {takes} it as {wanted.name}",
+            f"column '{column}' is {actual.name}, and {whose} {takes} it as {wanted.name}",
             where="data.schema.features",
             hint="let the model's input have the column's type, name other columns, or define feed in the module",
         )

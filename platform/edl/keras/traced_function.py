@@ -138,11 +138,11 @@ def iter_dependencies(
         tensor: a tensor of a graph.
         inputs_of: returns the inputs of an operation to follow; by default all.
     """
-    left, seen = [tensor.op], set()
+    left, visited = [tensor.op], set()
     while left:
         operation = left.pop()
-        if operation not in seen:
-            seen.add(operation)
+        if operation not in visited:
+            visited.add(operation)
             yield operation
             left += [value.op for value in inputs_of(operation) if value.dtype != tf.resource]
 

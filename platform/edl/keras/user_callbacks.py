@@ -588,10 +588,10 @@ class _WatchedLogs(dict[str, Any]):
         raise KeyError(key)
 
     def __contains__(self, key: object) -> bool:
-        found = super().__contains__(key)
-        if not found:
+        has_key = super().__contains__(key)
+        if not has_key:
             self._on_missing(key)
-        return found
+        return has_key
 
     def get(self, key: Any, default: Any = None) -> Any:
         if not super().__contains__(key):

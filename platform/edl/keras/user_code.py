@@ -150,8 +150,8 @@ def _find_remedy(text: str) -> str | None:
     if missing := _MISSING_MODULE.match(text):
         return explain_missing_package(missing["package"])
     for pattern, remedy in _REMEDIES:
-        if found := pattern.search(text):
-            return remedy.format(**found.groupdict())
+        if match := pattern.search(text):
+            return remedy.format(**match.groupdict())
     return None
 
 

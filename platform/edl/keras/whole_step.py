@@ -91,12 +91,12 @@ class WholeStepReplica(SeveralOptimizersState):
     ) -> None:
         super().__init__(module, seed=seed, rank_seed=None, sample=sample, begin=begin)
         # For its preparations of the model.
-        found = UpdateTracer(self.model, self.optimizer).optimizers
+        optimizers = UpdateTracer(self.model, self.optimizer).optimizers
         self._is_own_update = [each.name for each in updates] == [OWN_OPTIMIZER]
-        self._optimizers = {each.name: found[each.name] for each in updates}
+        self._optimizers = {each.name: optimizers[each.name] for each in updates}
         for each in updates:
-            if not found[each.name].built:
-                found[each.name].build([self.model.variables[at] for at in each.positions])
+            if not optimizers[each.name].built:
+                optimizers[each.name].build([self.model.variables[at] for at in each.positions])
         self._written: list[Any] = []
         self._trace = TracedFunction(self._step_graph, any_count=False)
         with user_code(module.zoo, "train_step()"), explain_dense_id_errors(self.model):
@@ -147,10 +147,10 @@ class WholeStepReplica(SeveralOptimizersState):
         with capture_losses(self.model) as losses, assert_dense_ids_in_range():
             logs = self.model.train_step(data)
         computed = [each.loss for each in losses[-1:] if is_of_present_graph(each.loss)]
-        found = returned_losses(logs) or computed
-        if not found:
+        step_losses = returned_losses(logs) or computed
+        if not step_losses:
             raise missing_loss_error(self.model)
-        loss = tf.add_n([tf.reduce_mean(tf.cast(each, tf.float32)) for each in found])
+        loss = tf.add_n([tf.reduce_mean(tf.cast(each, tf.float32)) for each in step_losses])
         finite = [tf.reduce_all(tf.math.is_finite(tf.cast(each.value, tf.float64))) for each in self._checked]
         return loss, tf.stack(finite) if finite else tf.constant([True])
 

@@ -68,12 +68,12 @@ class _WritingFunctions:
             arguments = {argument.name: at for at, argument in enumerate(definition.signature.input_arg)}
             # Until more is known: a function may call itself.
             self._written[name] = frozenset(arguments.values())
-            found: set[int] = set()
+            written: set[int] = set()
             for node in definition.node_def:
                 # An input that another operation made is named "operation:output:position", an order "^operation".
                 arguments_by_place = {at: arguments[value] for at, value in enumerate(node.input) if value in arguments}
-                found.update(
+                written.update(
                     arguments_by_place[at] for at in self.select_written(node.op, node.attr, list(arguments_by_place))
                 )
-            self._written[name] = frozenset(found)
+            self._written[name] = frozenset(written)
         return self._written[name]

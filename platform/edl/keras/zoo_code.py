@@ -24,7 +24,7 @@ def digest_zoo_code(zoo: Path) -> dict[str, str]:
     Args:
         zoo: the zoo's folder, as a resolved path.
     """
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     folder = os.path.join(zoo, "")
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
@@ -34,11 +34,11 @@ def digest_zoo_code(zoo: Path) -> dict[str, str]:
         file = os.path.normpath(file)
         if file.startswith(folder) and not _is_installed(Path(file)):
             try:
-                found[file.removeprefix(folder)] = digest_code(Path(file).read_bytes())
+                digests[file.removeprefix(folder)] = digest_code(Path(file).read_bytes())
             except OSError:
                 # It was removed after the import: nobody can compare it.
                 continue
-    return dict(sorted(found.items()))
+    return dict(sorted(digests.items()))
 
 
 def _is_installed(path: Path) -> bool:

@@ -54,16 +54,16 @@ class _ZooFinder(MetaPathFinder):
             return None
         if (folder / "__init__.py").exists():
             return self._with_installed(_module_spec(fullname, folder), is_zoo=False)
-        found = PathFinder.find_spec(fullname, self._installed)
-        return _module_spec(fullname, folder) if found is None or found.loader is None else None
+        installed = PathFinder.find_spec(fullname, self._installed)
+        return _module_spec(fullname, folder) if installed is None or installed.loader is None else None
 
     def _with_installed(self, spec: ModuleSpec | None, *, is_zoo: bool) -> ModuleSpec | None:
         """A spec that also finds the modules of an installed package with the same name, after those of the zoo."""
         if spec is None or is_zoo or spec.submodule_search_locations is None:
             return spec
-        found = PathFinder.find_spec(spec.name, self._installed)
-        if found is not None and found.loader is not None:
-            spec.submodule_search_locations.extend(found.submodule_search_locations or ())
+        installed = PathFinder.find_spec(spec.name, self._installed)
+        if installed is not None and installed.loader is not None:
+            spec.submodule_search_locations.extend(installed.submodule_search_locations or ())
         return spec
 
 
