@@ -308,8 +308,8 @@ class CallbackState:
             if callback.monitor not in evaluation.metrics:
                 progress.append(was)
                 continue
-            found = evaluation.metrics[callback.monitor]
-            value = math.nan if found is None else found
+            measured = evaluation.metrics[callback.monitor]
+            value = math.nan if measured is None else measured
             match callback:
                 case EarlyStopping():
                     now, stop = _apply_early_stopping(callback, was, value, self.evaluations, evaluation)

@@ -569,8 +569,8 @@ def record_dataset(
     if s.main_kind == TRAINING:
         records = sum(int(row[1]) for row in rows)
         # Module ``job`` ends a job without any records, with a message of its own.
-        if records and (why := training_size_error(s.minibatch, records, s.epochs, s.global_batch)) is not None:
-            state.end_job("Failed", why, kind="input")
+        if records and (problem := training_size_error(s.minibatch, records, s.epochs, s.global_batch)) is not None:
+            state.end_job("Failed", problem, kind="input")
             return
         try:
             window = choose_window(s.shuffle, records, s.task_records, blocks) if rows else 0
@@ -578,8 +578,8 @@ def record_dataset(
             state.end_job("Failed", str(error), kind="input")
             return
         counts = [records] if window else [int(row[1]) for row in rows]
-        if s.global_batch is not None and (why := lease_count_error(s.global_batch, s.task_records, counts)):
-            state.end_job("Failed", why, kind="input")
+        if s.global_batch is not None and (problem := lease_count_error(s.global_batch, s.task_records, counts)):
+            state.end_job("Failed", problem, kind="input")
             return
         if window and blocks is not None:
             order = ShuffleOrder.from_rows(

@@ -78,7 +78,7 @@ class Interleaving:
 
     def groups(self, start: int, end: int) -> list[int]:
         """The group of each position in ``[start, end)``."""
-        found: list[int] = []
+        group_numbers: list[int] = []
         while start < end:
             number = bisect_right(self._phases, start, key=lambda phase: phase.start) - 1
             phase = self._phases[number]
@@ -86,9 +86,9 @@ class Interleaving:
             size = len(phase.pattern)
             first = (start - phase.start) % size
             repeated = phase.pattern * (-(-(first + until - start) // size))
-            found += repeated[first : first + until - start]
+            group_numbers += repeated[first : first + until - start]
             start = until
-        return found
+        return group_numbers
 
     def _phase_at(self, position: int) -> _Phase:
         return self._phases[bisect_right(self._phases, position, key=lambda phase: phase.start) - 1]

@@ -122,11 +122,11 @@ class LeaseRevocation:
 
         PS that admitted none are left out.
         """
-        found = {}
+        steps_by_ps = {}
         for ps, first in self.first_steps.items():
             if lease in first and (steps := self.applied_steps[ps][lease] - max(done_steps, first[lease])) > 0:
-                found[ps] = steps
-        return found
+                steps_by_ps[ps] = steps
+        return steps_by_ps
 
 
 @dataclass(slots=True)
@@ -260,8 +260,8 @@ class Ledger:
 
     def _returned_range(self, skips: Callable[[RecordRange], bool] | None = None) -> RecordRange | None:
         """The first returned range. Ranges beyond the last epoch stay in the queue."""
-        found = (work for work in self.returned_ranges if work.epoch < self.epochs)
-        return next((work for work in found if skips is None or not skips(work)), None)
+        candidates = (work for work in self.returned_ranges if work.epoch < self.epochs)
+        return next((work for work in candidates if skips is None or not skips(work)), None)
 
     def _continued_rest(self, worker: str, skips: Callable[[RecordRange], bool] | None = None) -> RecordRange | None:
         """The rest of the shard of which this worker holds a lease."""
@@ -272,13 +272,13 @@ class Ledger:
             for lease in self.worker_leases(worker)
         )
         rests = (self.shard_rests.get(end) for end in ends)
-        found = (rest for rest in rests if rest is not None and rest.epoch < self.epochs)
-        return next((rest for rest in found if skips is None or not skips(rest)), None)
+        candidates = (rest for rest in rests if rest is not None and rest.epoch < self.epochs)
+        return next((rest for rest in candidates if skips is None or not skips(rest)), None)
 
     def _first_rest(self, before: int, skips: Callable[[RecordRange], bool] | None = None) -> RecordRange | None:
         """The first rest of any shard of an epoch before this one."""
-        found = (work for work in self.shard_rests.values() if work.epoch < min(before, self.epochs))
-        return next((work for work in found if skips is None or not skips(work)), None)
+        candidates = (work for work in self.shard_rests.values() if work.epoch < min(before, self.epochs))
+        return next((work for work in candidates if skips is None or not skips(work)), None)
 
     def _current_shard(self) -> RecordRange:
         return self.plan.shard(self.epoch, self.shard_index)

@@ -56,14 +56,14 @@ def judge_returned_leases(state: JobState, leases: Sequence[Lease], *, is_progre
     held_by: dict[str, list[Lease]] = {}
     for lease in leases:
         held_by.setdefault(lease.worker, []).append(lease)
-    for worker, held in held_by.items():
+    for worker, worker_leases in held_by.items():
         # The cluster may not have said yet how it ended.
         if state.pods.is_live(worker):
-            state.returned_work[worker] = held
+            state.returned_work[worker] = worker_leases
         else:
             crashed = worker in state.crashed_members
             state.crashed_members.discard(worker)
-            _settle_leases(state, held, crashed=crashed, is_progress_known=is_progress_known)
+            _settle_leases(state, worker_leases, crashed=crashed, is_progress_known=is_progress_known)
 
 
 def open_leases(state: JobState) -> list[Lease]:
@@ -76,15 +76,15 @@ def forget_returned_leases(state: JobState, worker: str) -> None:
     _settle_leases(state, state.returned_work.pop(worker, ()), crashed=False, is_progress_known=True)
 
 
-def _settle_leases(state: JobState, held: Sequence[Lease], *, crashed: bool, is_progress_known: bool) -> None:
+def _settle_leases(state: JobState, leases: Sequence[Lease], *, crashed: bool, is_progress_known: bool) -> None:
     """These training leases of a worker that has ended are not its own any more."""
     suspects, guilty = state.crash_suspects, None
     if crashed:
-        applied = [(lease, lease.done_steps) for lease in held]
+        applied = [(lease, lease.done_steps) for lease in leases]
         guilty = suspects.record_member_crash(
             applied, state.settings.suspect_records, is_progress_known=is_progress_known
         )
-    for lease in held:
+    for lease in leases:
         suspects.close_lease(lease, lease.done_steps)
     # Whoever would get it next sets it aside: a ledger that went back leases it again later.
     if guilty is not None and revocation.punish_range(state, *guilty):

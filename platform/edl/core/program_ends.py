@@ -51,8 +51,8 @@ def fail_for_program_ends(state: JobState, seconds: float | None) -> None:
 
 def _programs_at_end(state: JobState) -> list[JobPod]:
     """Without workers that were on their way out: nothing waits for them."""
-    found = (state.pods.by_uid.get(uid) for uid in state.pods.worker_indices if uid not in state.pods.leaving_workers)
-    return sorted((pod for pod in found if pod is not None and not pod.has_left), key=lambda pod: pod.index)
+    workers = (state.pods.by_uid.get(uid) for uid in state.pods.worker_indices if uid not in state.pods.leaving_workers)
+    return sorted((pod for pod in workers if pod is not None and not pod.has_left), key=lambda pod: pod.index)
 
 
 def _describe_program_end(pod: JobPod, seconds: float | None) -> str:

@@ -435,12 +435,12 @@ class ShuffleOrder:
         if not self.weights:
             return self.epoch_order(epoch).record_ranges(start, end)
         merged = self.interleaving
-        found: dict[str, list[list[int]]] = {}
+        ranges_by_source: dict[str, list[list[int]]] = {}
         for order, first, after in zip(
             self.group_orders(), merged.count_before(start), merged.count_before(end), strict=True
         ):
-            found |= order.record_ranges(epoch, first, after)
-        return found
+            ranges_by_source |= order.record_ranges(epoch, first, after)
+        return ranges_by_source
 
     def iter_blocks(self) -> Iterator[RecordBlock]:
         """All blocks, in the order of the sources."""
@@ -476,8 +476,8 @@ class EpochOrder:
     def from_order(cls, order: ShuffleOrder, epoch: int) -> EpochOrder:
         """The same blocks in an order that depends on the seed and the epoch only."""
         key = splitmix64(splitmix64(splitmix64(order.seed & _MASK) ^ _SALT) + epoch)
-        found = list(order.iter_blocks())
-        blocks = [found[permute_index(at, len(found), key)] for at in range(len(found))]
+        all_blocks = list(order.iter_blocks())
+        blocks = [all_blocks[permute_index(at, len(all_blocks), key)] for at in range(len(all_blocks))]
         return cls(tuple(blocks), tuple(accumulate(block.end - block.start for block in blocks)), order.window, key)
 
     def window_at(self, position: int) -> tuple[int, int, int]:
@@ -524,8 +524,8 @@ def describe_ranges(ranges: Mapping[str, Sequence[Sequence[int]]], max_ranges: i
     """Records for users, such as ``records 3, 17 to 19 of a.csv, record 4 of b.csv``; at most ``max_ranges`` ranges."""
     parts: list[str] = []
     left = max_ranges
-    for source, found in ranges.items():
-        shown = found[: max(0, left)]
+    for source, source_ranges in ranges.items():
+        shown = source_ranges[: max(0, left)]
         left -= len(shown)
         if shown:
             texts = [str(first) if after == first + 1 else f"{first} to {after - 1}" for first, after in shown]

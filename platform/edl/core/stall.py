@@ -72,8 +72,8 @@ def find_missing_ps(state: JobState, now: float) -> tuple[MissingPs, ...]:
     if state.has_ended or not state.pods_synced or state.phase not in _WORKING_PHASES:
         return ()
     live_ps = {pod.index: pod for pod in state.pods.live_pods(Role.PS)}
-    found = (_find_missing(state, index, live_ps.get(index), now) for index in range(state.pods.ps_count))
-    return tuple(_add_lost_node(state, missing) for missing in found if missing is not None)
+    missing_by_index = (_find_missing(state, index, live_ps.get(index), now) for index in range(state.pods.ps_count))
+    return tuple(_add_lost_node(state, missing) for missing in missing_by_index if missing is not None)
 
 
 def _add_lost_node(state: JobState, missing: MissingPs) -> MissingPs:
@@ -81,8 +81,8 @@ def _add_lost_node(state: JobState, missing: MissingPs) -> MissingPs:
     lost = state.stall.lost_nodes.get(missing.index) if state.stall is not None else None
     if lost is None or missing.since:
         return missing
-    why, since = lost
-    return MissingPs(missing.index, f"{missing.reason}; its predecessor is lost: {why}", since)
+    reason, since = lost
+    return MissingPs(missing.index, f"{missing.reason}; its predecessor is lost: {reason}", since)
 
 
 def _find_missing(state: JobState, index: int, pod: JobPod | None, now: float) -> MissingPs | None:

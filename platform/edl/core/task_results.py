@@ -113,7 +113,7 @@ def _is_source(row: Any) -> bool:
 def _check_metric_states(result: Any, evaluation_round: EvaluationRound | None) -> str:
     if not isinstance(result, dict):
         return f"metric states must be an object with one entry per metric, not {_describe_value(result)}"
-    wrong = [name for name, found in result.items() if not _is_state(found)]
+    wrong = [name for name, metric_state in result.items() if not _is_state(metric_state)]
     if wrong:
         return f"metric {wrong[0]!r} must have the flag 'additive' and the list 'states'"
     # Adding them to the total is the only complete check of their shapes.
