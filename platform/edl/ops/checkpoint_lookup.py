@@ -249,8 +249,8 @@ class ListedCheckpoint:
         Older versions used other names.
         """
         ledger = self.manifest.ledger if self.manifest else None
-        found = next((ledger[name] for name in names if name in ledger), None) if isinstance(ledger, dict) else None
-        return found if isinstance(found, int) else None
+        number = next((ledger[name] for name in names if name in ledger), None) if isinstance(ledger, dict) else None
+        return number if isinstance(number, int) else None
 
     @property
     def step(self) -> int | None:

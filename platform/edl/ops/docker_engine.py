@@ -53,14 +53,14 @@ def no_engine_error(address: str, reason: BaseException) -> NoEngineError:
 
 def is_caused_by(error: BaseException | None, kind: type[BaseException]) -> bool:
     """Whether an error of this kind caused ``error``: in its chain, or wrapped in its arguments."""
-    seen: set[int] = set()
+    checked_ids: set[int] = set()
     waiting: list[object] = [error]
     while waiting:
         candidate = waiting.pop()
         if isinstance(candidate, kind):
             return True
-        if isinstance(candidate, BaseException) and id(candidate) not in seen:
-            seen.add(id(candidate))
+        if isinstance(candidate, BaseException) and id(candidate) not in checked_ids:
+            checked_ids.add(id(candidate))
             waiting += [candidate.__cause__, candidate.__context__, *candidate.args]
     return False
 

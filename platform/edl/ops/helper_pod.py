@@ -216,8 +216,8 @@ def _require_claim(api: KubeClient, claim: str) -> None:
     except NotFoundError as error:
         with_names = ""
         with suppress(ApiError):  # the names are only a hint
-            found = [each["metadata"]["name"] for each in api.list(VOLUME_CLAIMS).items]
-            with_names = f"The namespace has: {', '.join(found)}." if found else "The namespace has no claims."
+            claims = [each["metadata"]["name"] for each in api.list(VOLUME_CLAIMS).items]
+            with_names = f"The namespace has: {', '.join(claims)}." if claims else "The namespace has no claims."
         raise BadInputError(
             f"There is no PersistentVolumeClaim {claim} in namespace {api.namespace}", hint=with_names or None
         ) from error

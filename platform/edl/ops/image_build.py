@@ -161,7 +161,7 @@ def build_lines(messages: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     for message in messages:  # read to the end even after an error: this frees the connection
         error = error or str(message.get("error", ""))
         *whole, rest = (rest + _message_text(message)).split("\n")
-        for line in (found.rstrip() for found in whole if found.strip()):
+        for line in (part.rstrip() for part in whole if part.strip()):
             step = line if line.startswith("Step ") else step
             yield line
     if rest.strip():

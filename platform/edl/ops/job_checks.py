@@ -102,8 +102,8 @@ def _count_all_records(spec: JobSpec, *, resumed: bool) -> RecordCounts:
         return RecordCounts(validation=_count_records("validation", spec))
     training = _count_records("training", spec)
     train, records, global_batch = spec.train, sum(training), spec.strategy.global_batch
-    if not resumed and (why := training_size_error(train.minibatch_size, records, train.epochs, global_batch)):
-        raise BadInputError(why)
+    if not resumed and (problem := training_size_error(train.minibatch_size, records, train.epochs, global_batch)):
+        raise BadInputError(problem)
     return RecordCounts(
         training=training,
         validation=_count_records("validation", spec) if data.validation else (),

@@ -60,7 +60,7 @@ class JobObjects:
         return bool(self.objects)
 
     def select_kind(self, kind: ResourceKind) -> list[Manifest]:
-        return [found for found in self.objects if found["kind"] == kind.name]
+        return [each for each in self.objects if each["kind"] == kind.name]
 
 
 @dataclass(frozen=True, slots=True)

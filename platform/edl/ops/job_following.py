@@ -173,7 +173,7 @@ def follow_job(
         looks = poll_repeatedly(
             lambda: _find_job(api, watched.job, uid, observe), server_answered=True
         )  # the server answered when the job was created
-        ends = (following.show_job(seen) for seen in looks)
+        ends = (following.show_job(look) for look in looks)
         outcome = next(end for end in ends if end is not None)
     renderer.show_outcome(watched, outcome)
     return outcome.exit_code

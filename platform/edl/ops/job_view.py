@@ -168,8 +168,8 @@ class JobView:
 
 def job_conditions(job: Manifest) -> dict[str, Manifest]:
     """The conditions of a Job that hold, by type."""
-    found = job.get("status", {}).get("conditions") or ()
-    return {each["type"]: each for each in found if each.get("status") == "True"}
+    conditions = job.get("status", {}).get("conditions") or ()
+    return {each["type"]: each for each in conditions if each.get("status") == "True"}
 
 
 def list_jobs(api: KubeClient, *, all_namespaces: bool = False) -> list[JobView]:
@@ -208,8 +208,8 @@ def list_job_pods(api: KubeClient, job: str, role: Role | None = None) -> list[M
     """The pods of a job: master, parameter servers, workers, each by index."""
     # One without a role is the pod of master.log_pod.
     pods = api.list(PODS, labels=names.label_selector(job, role)).items
-    found = [pod for pod in pods if names.ROLE_LABEL in pod["metadata"].get("labels", {})]
-    return sorted(found, key=_pod_order)
+    role_pods = [pod for pod in pods if names.ROLE_LABEL in pod["metadata"].get("labels", {})]
+    return sorted(role_pods, key=_pod_order)
 
 
 def pod_role(pod: Manifest) -> Role:
@@ -242,8 +242,8 @@ def worker_bounds(spec: Mapping[str, Any]) -> tuple[int, int]:
 
 def global_batch(spec: Mapping[str, Any]) -> int | None:
     """``strategy.global_batch`` of a job's spec; None also for a job of a version that does not have it."""
-    found = spec.get("strategy", {}).get("global_batch")
-    return None if found is None else int(found)
+    size = spec.get("strategy", {}).get("global_batch")
+    return None if size is None else int(size)
 
 
 def _make_job_view(job: Manifest, pages: dict[str, str]) -> JobView:

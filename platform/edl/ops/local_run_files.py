@@ -52,8 +52,8 @@ def _files_text(run: RunDirectory, job: str) -> str:
     """The files of a run that exist and are not empty."""
     files = [path.name for path in (run.status, run.failure_details) if path.exists()]
     folders = [f"{path.name}/" for path in (run.logs, run.checkpoints, run.export) if _is_filled_directory(path)]
-    found = ", ".join(files + folders)
-    return (f": {found}" if found else "") + (f" (edl checkpoint ls {job})" if "checkpoints/" in folders else "")
+    listing = ", ".join(files + folders)
+    return (f": {listing}" if listing else "") + (f" (edl checkpoint ls {job})" if "checkpoints/" in folders else "")
 
 
 def _is_filled_directory(path: Path) -> bool:

@@ -237,8 +237,8 @@ class LocalRunPlan:
         if self.checkpoint_restart is not None:
             yield from self.checkpoint_restart.describe_losses()
         else:
-            found = resume_checkpoint(self.run_dir)
-            yield f"from {_checkpoint_text(found)}" if found else "from the start: it has no checkpoint"
+            checkpoint = resume_checkpoint(self.run_dir)
+            yield f"from {_checkpoint_text(checkpoint)}" if checkpoint else "from the start: it has no checkpoint"
         yield from (f"changed: {format_change(change)}" for change in self.field_changes)
         status = read_status(self.run_dir)
         if status and self.checkpoint_restart is not None:

@@ -50,14 +50,14 @@ def resume_checkpoint(run: RunDirectory) -> SavedCheckpoint | None:
     """
     if has_journal(run):
         return _journal_checkpoint(run)
-    found = newest_intact_checkpoint(run.checkpoints)
-    return SavedCheckpoint(found.cut, found.step, found.version, found.ledger) if found else None
+    newest = newest_intact_checkpoint(run.checkpoints)
+    return SavedCheckpoint(newest.cut, newest.step, newest.version, newest.ledger) if newest else None
 
 
 def _journal_checkpoint(run: RunDirectory) -> SavedCheckpoint | None:
     with explain_journal_damage(run):
-        found = check_not_truncated(run, replay_journal(run.journal)).checkpoint
-    return found and usable_checkpoint(run, found)
+        recorded = check_not_truncated(run, replay_journal(run.journal)).checkpoint
+    return recorded and usable_checkpoint(run, recorded)
 
 
 def check_checkpoints(run: RunDirectory) -> None:

@@ -172,8 +172,8 @@ def check_pod_references(
     """
     spec, about = group.pod["spec"], (group.role.value,)
     priority, account = spec.get("priorityClassName"), spec.get("serviceAccountName")
-    found = [_missing_class_finding(priority, classes, about)] if classes and priority not in classes else []
-    return found + (
+    findings = [_missing_class_finding(priority, classes, about)] if classes and priority not in classes else []
+    return findings + (
         [_missing_account_finding(account, about)]
         if service_accounts is not None and account not in service_accounts
         else []

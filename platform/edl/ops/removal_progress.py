@@ -33,7 +33,7 @@ def remove_job(api: KubeClient, job: str, seconds: float | None = None) -> None:
 
     with StatusLine() as ticker:
         JobDeletion(api, job).run_until_gone(
-            lambda there: ticker.show_text(leftovers_text(there)),
+            lambda leftovers: ticker.show_text(leftovers_text(leftovers)),
             time.monotonic,
             time.sleep,
             seconds or DELETION_TIMEOUT_SECONDS,

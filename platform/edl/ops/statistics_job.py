@@ -103,10 +103,10 @@ def scan_with_workers(paths: Sequence[str], options: Mapping[str, object], worke
     types: dict[str, str] = {}
     # Ends: all types that are too narrow show in one run.
     while True:
-        found = _run_job(places, options, table, workers, types)
-        wider = find_wider_types(found) if table.format_name == "csv" else {}
+        worker_results = _run_job(places, options, table, workers, types)
+        wider = find_wider_types(worker_results) if table.format_name == "csv" else {}
         if not wider:
-            return merge_workers(found)
+            return merge_workers(worker_results)
         named = ", ".join(f"{name} ({kind})" for name, kind in wider.items())
         print(f"Cells that are seldom need a wider type: {named}. The workers start again.", file=sys.stderr)
         types |= wider

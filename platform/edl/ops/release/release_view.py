@@ -106,8 +106,8 @@ def read_release_view(api: KubeClient, identity: SubmitterIdentity) -> ReleaseVi
         for job in _list_release_jobs(api, identity.release, Role.MASTER)
         if (master := parse_master_job(job)) is not None
     ]
-    found = [parse_submitter_job(job) for job in _list_release_jobs(api, identity.release, SUBMITTER_ROLE)]
-    return ReleaseView(own_submitter, [each for each in found if each.uid != identity.submitter_uid], masters)
+    submitters = [parse_submitter_job(job) for job in _list_release_jobs(api, identity.release, SUBMITTER_ROLE)]
+    return ReleaseView(own_submitter, [each for each in submitters if each.uid != identity.submitter_uid], masters)
 
 
 def parse_submitter_job(job: Manifest) -> SubmitterJob:
