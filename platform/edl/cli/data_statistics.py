@@ -252,25 +252,29 @@ def schema(
 
     is_json = (file_format or detect_format(find_data(paths))) == "jsonl"
     result = _scan(paths, _reader_options(file_format, columns, separator, header), threads).to_json(_MOST_CLASSES)
-    found = {column["name"]: column for column in result["columns"]}
+    table_columns = {column["name"]: column for column in result["columns"]}
     if label is None:
-        named = [name for name in found if name.lower() in _LABEL_NAMES]
-        label = (named or [name for name in found if _may_be_label(found[name])] or list(found))[-1]
-    if label not in found:
-        raise BadInputError(f"no column {label}", where="--label", hint=f"the table has {', '.join(found)}")
+        named = [name for name in table_columns if name.lower() in _LABEL_NAMES]
+        label = (
+            named or [name for name in table_columns if _may_be_label(table_columns[name])] or list(table_columns)
+        )[-1]
+    if label not in table_columns:
+        raise BadInputError(f"no column {label}", where="--label", hint=f"the table has {', '.join(table_columns)}")
     options = {"format": file_format, "sep": separator, "header": None if header else False}
     lines = ["data:", f"  training: {json.dumps(paths if len(paths) > 1 else paths[0])}"]
     option_lines = [f"    {name}: {json.dumps(value)}" for name, value in options.items() if value is not None]
     lines += ["  reader:", *option_lines] if option_lines else []
     if not header:
-        names = [*found]
+        names = [*table_columns]
         lines.append(f"    columns: {json.dumps(names)}")
-    lines += ["  schema:", f"    label: {_quote(label)}  # {_describe_label(found[label])}"]
+    lines += ["  schema:", f"    label: {_quote(label)}  # {_describe_label(table_columns[label])}"]
     lines += (
-        [f"    classes: {json.dumps(classes, ensure_ascii=False)}"] if (classes := _text_classes(found[label])) else []
+        [f"    classes: {json.dumps(classes, ensure_ascii=False)}"]
+        if (classes := _text_classes(table_columns[label]))
+        else []
     )
     lines.append("    features:")
-    for name, column in found.items():
+    for name, column in table_columns.items():
         if name == label:
             continue
         missing = f"; {column['missing']:,} MISSING: replace them, and remove the first #" if column["missing"] else ""

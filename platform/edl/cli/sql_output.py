@@ -128,7 +128,7 @@ def plan_lines(plan: ColumnPlan, settings: TrainingSettings, rows: PreparedRows)
         f"model {settings.estimator}: {settings.reason}",
         *_strategy_lines(settings),
         *_later_lines(settings, rows),
-        *(f"{name} has no effect: {why}" for name, why in settings.without_effect.items()),
+        *(f"{name} has no effect: {reason}" for name, reason in settings.without_effect.items()),
         "",
     ]
     # What is dropped first, where not all can be shown.

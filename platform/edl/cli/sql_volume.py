@@ -201,16 +201,16 @@ def run_on_models(api: KubeClient, spec: JobSpec, place: str, statement: Stateme
     registry.mkdir()
     purpose = "removes the model" if drops else "reads the models"
     with _open_claim(api, spec, volume.claim, purpose, read_only=not drops) as session:
-        found = session.run_with_retries(lambda files: _list_descriptions(files, path))
-        for each in found:
+        descriptions = session.run_with_retries(lambda files: _list_descriptions(files, path))
+        for each in descriptions:
             (registry / each.path).parent.mkdir(parents=True, exist_ok=True)
-        if found:
+        if descriptions:
             from edl.ops.file_transfer import plan_download
 
-            plan = plan_download(path, found, registry, is_file=False, into_directory=False)
+            plan = plan_download(path, descriptions, registry, is_file=False, into_directory=False)
             session.copy_files(plan, upload=False)
         # Of the copy: so the same models are found, and the same errors said.
-        before = {each.path for each in found}
+        before = {each.path for each in descriptions}
         result = StatementRunner(None, ModelRegistry(registry)).run(statement, text)
         gone = [name for name in before if not (registry / name).exists()]
         for name in sorted(gone):

@@ -186,7 +186,8 @@ def _created_text(manifests: Sequence[Manifest]) -> str:
     for name, kinds in by_name.items():
         by_kinds.setdefault(" and ".join(kinds), []).append(name)
     return ", ".join(
-        kinds + ("s " if len(found) > 1 else " ") + " and ".join(found) for kinds, found in by_kinds.items()
+        kinds + ("s " if len(object_names) > 1 else " ") + " and ".join(object_names)
+        for kinds, object_names in by_kinds.items()
     )
 
 

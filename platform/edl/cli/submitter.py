@@ -250,11 +250,11 @@ class ReleaseSubmitter:
         """A callback that ends the watch of a job that is gone, or whose master does not start."""
         reader, timeout = MasterStatusReader(self._api, own.job_name, own.uid), StartTimeout()
 
-        def check_master_start(seen: JobView | None) -> None:
+        def check_master_start(view: JobView | None) -> None:
             self._failure_timeout.reset()
-            if seen is None:
+            if view is None:
                 raise JobVanishedError(f"the job {own.job_name} was deleted")
-            if seen.status is not None or seen.has_ended:
+            if view.status is not None or view.has_ended:
                 return
             sight = reader.read_status()
             self._progress_line.show_text(master_status_text(sight))

@@ -71,15 +71,15 @@ def find_overrides(spec: JobSpec, cluster: ClusterSpec, roles: tuple[Role, ...])
     """
     patches = {role: _pod_patch(spec, cluster, role) for role in roles}
     first = next(iter(patches.values()))
-    found: dict[str, JsonValue] = {}
+    overrides: dict[str, JsonValue] = {}
     if all(patch == first for patch in patches.values()):
-        found[_ALL_PODS] = first
+        overrides[_ALL_PODS] = first
     else:
-        found |= {_ROLE_FIELDS[role]: patch for role, patch in patches.items()}
+        overrides |= {_ROLE_FIELDS[role]: patch for role, patch in patches.items()}
     if cluster.patch_service is not None:
         service = next(each for each in render_job(spec, namespace=None, token="") if each["kind"] == "Service")
-        found[_SERVICE] = _difference(service, cluster.patch_service(copy.deepcopy(service)), cluster.source)
-    return {field: patch for field, patch in found.items() if patch}
+        overrides[_SERVICE] = _difference(service, cluster.patch_service(copy.deepcopy(service)), cluster.source)
+    return {field: patch for field, patch in overrides.items() if patch}
 
 
 def _pod_patch(spec: JobSpec, cluster: ClusterSpec, role: Role) -> Manifest:

@@ -43,8 +43,8 @@ def find_shell_word(command: Sequence[str]) -> str | None:
 
 def find_training_data(text: str) -> str | None:
     """The files that the program itself is told, if it has a flag that is called like ElasticDL's."""
-    found = _TRAINING_DATA.search(text)
-    return found[1].strip("'\"") if found else None
+    match = _TRAINING_DATA.search(text)
+    return match[1].strip("'\"") if match else None
 
 
 def program_name(command: Sequence[str]) -> str:

@@ -75,10 +75,10 @@ def parse_command_line(command: str, words: Sequence[str]) -> CommandLine:
     flags = flags_of(command)
     reader = _FlagNames(command, flags)
     parser = make_parser(command)
-    found = vars(parser.parse_args(reader.resolve(words)))
+    parsed = vars(parser.parse_args(reader.resolve(words)))
     problems, notes = reader.problems, reader.notes
     notes += [f"{name}: given more than once; the last value counts" for name in parser.repeated]
-    texts = {name: text for name, text in found.items() if name in flags}
+    texts = {name: text for name, text in parsed.items() if name in flags}
     typed = {name: _as_typed(flags[name], text) for name, text in texts.items()}
     values: dict[str, Any] = {name: flag.default for name, flag in flags.items()}
     for name, text in texts.items():
@@ -86,8 +86,8 @@ def parse_command_line(command: str, words: Sequence[str]) -> CommandLine:
         if flags[name].kind is Kind.BOOLEAN and text != _BARE and is_unknown_word(text):
             notes.append(f"{typed[name]}: taken as false, as ElasticDL does; true is one of {', '.join(TRUE_WORDS)}")
     for name, retired in retired_flags_of(command).items():
-        if name in found:
-            _apply_retired(retired, found[name], flags, values, typed, problems, notes)
+        if name in parsed:
+            _apply_retired(retired, parsed[name], flags, values, typed, problems, notes)
     problems += [
         f"{command}: {flag.option} is missing"
         for flag in flags.values()
@@ -96,7 +96,7 @@ def parse_command_line(command: str, words: Sequence[str]) -> CommandLine:
     if problems:
         hint = f"All flags, and what to write instead of some: elasticdl {command} -h, {MIGRATION_PAGE}"
         raise UsageError("\n".join(problems), hint=hint)
-    return CommandLine(command, values, typed, tuple(notes), is_dry_run=DRY_RUN in found)
+    return CommandLine(command, values, typed, tuple(notes), is_dry_run=DRY_RUN in parsed)
 
 
 def make_parser(command: str) -> ArgumentParser:
