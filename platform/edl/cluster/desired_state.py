@@ -32,7 +32,7 @@ def parse_desired_state(text: str, source: str) -> DesiredState:
         return unreadable_state(source, text, f"it is not JSON: {error}")
     if not isinstance(value, dict):
         return unreadable_state(source, text, "it is not a JSON object")
-    wrong = next((why for name, what in value.items() if (why := _member_error(name, what))), "")
+    wrong = next((fault for name, what in value.items() if (fault := _member_error(name, what))), "")
     if wrong:
         # a request to stop is honoured even if another member is invalid
         return replace(unreadable_state(source, text, wrong), stop=value.get("stop") is True)

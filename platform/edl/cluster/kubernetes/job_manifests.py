@@ -54,8 +54,10 @@ def render_job(
         SpecError: the spec cannot run on a cluster; see ``find_spec_problems``.
     """
     assert (token is None) != (token_secret is None), "either a token or the name of the Secret that has it"
-    if found := find_spec_problems(spec):
-        raise SpecError([SpecProblem(f"job {spec.name}", each.field_path, each.message, each.hint) for each in found])
+    if problems := find_spec_problems(spec):
+        raise SpecError(
+            [SpecProblem(f"job {spec.name}", each.field_path, each.message, each.hint) for each in problems]
+        )
     secrets = [_token_secret(spec.name, token)] if token is not None else []
     identity = PodIdentity(Role.MASTER, 0, token_secret or names.token_secret(spec.name), run=run)
     job = _job_manifest(spec, identity, suspend)

@@ -259,7 +259,7 @@ class KubeCluster:
             ApiError: the server cannot do it now, or refuses.
         """
         listing = self._api.list(PODS, namespace=self._namespace, labels=self._selector)
-        listed_uids = {seen.uid for pod in listing.items if (seen := self._pod_cache.update(pod)) is not None}
+        listed_uids = {status.uid for pod in listing.items if (status := self._pod_cache.update(pod)) is not None}
         records = [record for record in self._pod_cache.records() if record.uid in listed_uids]
         kept_records = newest_crashed_pods(records) if keep_crashed else []
         removed = [record for record in records if record not in kept_records]

@@ -365,15 +365,15 @@ class KubeMasterBackend:
             self._api.create(pod)
         except ConflictError:
             try:
-                found = self._api.get(PODS, name)
+                existing = self._api.get(PODS, name)
             except NotFoundError:
                 return False
-            owners = {each.get("uid") for each in found["metadata"].get("ownerReferences") or ()}
-            if self._pod_info.job_uid in owners and not is_pod_over(found) and not is_being_deleted(found):
+            owners = {each.get("uid") for each in existing["metadata"].get("ownerReferences") or ()}
+            if self._pod_info.job_uid in owners and not is_pod_over(existing) and not is_being_deleted(existing):
                 return True
             # That of a run before, or of an earlier Job of this name.
             with suppress(NotFoundError, ConflictError):
-                self._api.delete(PODS, name, uid=found["metadata"]["uid"], grace=0)
+                self._api.delete(PODS, name, uid=existing["metadata"]["uid"], grace=0)
             return False
         return True
 

@@ -154,8 +154,8 @@ def _connect_websocket(connection: KubeConnection, url: str, where: str) -> WebS
         raise error_from_response(error.status_code, error.resp_body or b"", where=where) from error
     except (OSError, WebSocketException) as error:
         raise NoResponseError(f"The API server does not answer: {error}", where=where) from error
-    found: WebSocket = websocket
-    return found
+    connected: WebSocket = websocket
+    return connected
 
 
 def _tls_options(pool: urllib3.PoolManager) -> dict[str, Any]:

@@ -233,8 +233,8 @@ class PodWatch:
                 if not synced:
                     synced = True
                     yield WatchSynced()
-                for seen in self._follow_changes(version):
-                    yield from seen
+                for statuses in self._follow_changes(version):
+                    yield from statuses
             except (RetryableError, ForbiddenError) as error:
                 self._wait_after_error(error)
             else:
@@ -260,12 +260,12 @@ class PodWatch:
         try:
             for kind, item in stream.events():
                 self._failure_state.reset()
-                seen = None
+                status = None
                 if kind in ("ADDED", "MODIFIED"):
-                    seen = self._pod_cache.update(item)
+                    status = self._pod_cache.update(item)
                 elif kind == "DELETED":
-                    seen = self._pod_cache.remove_deleted(item)
-                yield [] if seen is None else self._deduplicator.apply_change(seen)
+                    status = self._pod_cache.remove_deleted(item)
+                yield [] if status is None else self._deduplicator.apply_change(status)
         finally:
             if self._settings.clock() - began >= STABLE_WATCH_SECONDS:
                 self._failure_state.reset()

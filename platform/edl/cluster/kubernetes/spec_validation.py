@@ -61,7 +61,7 @@ def check_pod_additions(pod: PodSpec) -> Iterator[RuleViolation]:
 def _check_identity_labels(pod: PodSpec) -> Iterator[RuleViolation]:
     more = pod.identity_labels
     by_field = {"job": more.job, "role": more.role, "index": more.index, "status": more.status}
-    seen = dict.fromkeys(pod.labels, "pod.labels")
+    field_by_label = dict.fromkeys(pod.labels, "pod.labels")
     for name, label in by_field.items():
         if label is None:
             continue
@@ -69,9 +69,9 @@ def _check_identity_labels(pod: PodSpec) -> Iterator[RuleViolation]:
         yield from _check_key(label, path)
         if _is_reserved(label):
             yield RuleViolation(path, f"found '{label}', which EDL sets itself", "use another label")
-        elif label in seen:
-            yield RuleViolation(path, f"found '{label}', which {seen[label]} sets too", "use another label")
-        seen[label] = path
+        elif label in field_by_label:
+            yield RuleViolation(path, f"found '{label}', which {field_by_label[label]} sets too", "use another label")
+        field_by_label[label] = path
 
 
 def _check_variables(names_: Mapping[str, Any] | list[str], path: str) -> Iterator[RuleViolation]:

@@ -35,9 +35,9 @@ class DesiredStateFile:
     def read(self) -> DesiredState:
         """The desired state now; ``unreadable`` if the file is invalid."""
         try:
-            found = self._path.stat()
+            file_stat = self._path.stat()
             # another kind of file, such as a pipe, could block the reader
-            if not stat.S_ISREG(found.st_mode) or found.st_size > _MAX_BYTES:
+            if not stat.S_ISREG(file_stat.st_mode) or file_stat.st_size > _MAX_BYTES:
                 return self._unreadable(f"it is not a file of at most {_MAX_BYTES} bytes")
             with self._path.open("rb") as file:
                 text = file.read(_MAX_BYTES).decode()
@@ -76,11 +76,11 @@ class DesiredStateFile:
     def watch_desired_state(self) -> Iterator[DesiredState]:
         """Yield the desired state now, then every change, until ``close``. The file is polled."""
         last: DesiredState | None = None
-        seen: object = ()
+        last_version: object = ()
         while not self._closed.is_set():
             version = self._version()
-            if version != seen:
-                seen = version
+            if version != last_version:
+                last_version = version
                 desired = self.read()
                 if desired != last:
                     last = desired
@@ -94,10 +94,10 @@ class DesiredStateFile:
     def _version(self) -> tuple[int, int] | None:
         """Differs after each replacement of the file; None while it cannot be found."""
         try:
-            found = self._path.stat()
+            file_stat = self._path.stat()
         except OSError:
             return None
-        return found.st_ino, found.st_mtime_ns
+        return file_stat.st_ino, file_stat.st_mtime_ns
 
     def _unreadable(self, reason: str) -> DesiredState:
         return unreadable_state(str(self._path), "", reason)
