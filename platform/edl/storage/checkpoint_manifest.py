@@ -240,8 +240,8 @@ def remove_unfinished_cuts(checkpoints_dir: Path, below_cut: int) -> list[int]:
 
 def committed_cuts(checkpoints_dir: Path) -> list[int]:
     """The numbers of all cuts with an intact manifest, oldest first."""
-    found = list_cuts(checkpoints_dir)
-    return [cut for cut in found if isinstance(load_manifest(cut_directory(checkpoints_dir, cut)), CheckpointManifest)]
+    cuts = list_cuts(checkpoints_dir)
+    return [cut for cut in cuts if isinstance(load_manifest(cut_directory(checkpoints_dir, cut)), CheckpointManifest)]
 
 
 def _remove_cut(directory: Path) -> None:

@@ -144,7 +144,7 @@ class Journal:
         holder: str,
         exclusive: bool = True,
         minimum_incarnation: int = 0,
-        validate_replay: Callable[[JournalReplay], object] = lambda found: None,
+        validate_replay: Callable[[JournalReplay], object] = lambda replay: None,
     ) -> tuple[Journal, JournalReplay]:
         """Lock the journal, read it, and begin a new incarnation.
 

@@ -145,8 +145,8 @@ def list_submitted_runs(job_dir: Path) -> list[RunDirectory]:
         StorageError: the folder cannot be read.
     """
     with translate_os_errors(job_dir, "list the runs"):
-        found = [RunDirectory(path.parent) for path in job_dir.glob("*/spec.json")]
-        return sorted(found, key=lambda run: (_last_start_time(run), run.run_id))
+        runs = [RunDirectory(path.parent) for path in job_dir.glob("*/spec.json")]
+        return sorted(runs, key=lambda run: (_last_start_time(run), run.run_id))
 
 
 def _last_start_time(run: RunDirectory) -> float:

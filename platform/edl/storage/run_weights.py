@@ -163,9 +163,9 @@ def choose_run_weights(run: RunDirectory, spec: JobSpec) -> RunWeights:
         BadInputError: there are no such weights.
         StorageError: they cannot be read, or the file cannot be written.
     """
-    found = find_weights(run.job_dir, spec.model.init_from if spec.task == "train" else spec.model.weights)
+    weights = find_weights(run.job_dir, spec.model.init_from if spec.task == "train" else spec.model.weights)
     output = run.path / OUTPUT_DIRECTORY if spec.task == "predict" else None
-    chosen = RunWeights(found.path, found.step, output).hold(run)
+    chosen = RunWeights(weights.path, weights.step, output).hold(run)
     chosen.write(run, spec.task)
     return chosen
 

@@ -74,7 +74,7 @@ def list_segments(directory: Path) -> list[SegmentId]:
             names = os.listdir(directory)
         except FileNotFoundError:
             return []
-    return sorted(found for name in names if (found := SegmentId.parse(name)) is not None)
+    return sorted(segment for name in names if (segment := SegmentId.parse(name)) is not None)
 
 
 class BadRecordError(Exception):

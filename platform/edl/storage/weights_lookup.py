@@ -204,9 +204,9 @@ def _weights_of_directory(path: Path) -> TrainedWeights:
 
 def _runs_below(path: Path) -> list[RunDirectory]:
     """The runs in a directory of storage (``local/JOB/RUN``), of a job (``RUN``) or of a run, the newest first."""
-    found = [each for depth in (".", "*", "*/*", "*/*/*") for each in path.glob(f"{depth}/checkpoints")]
-    found.sort(key=lambda each: each.stat().st_mtime_ns, reverse=True)
-    return [RunDirectory(each.parent) for each in found]
+    folders = [each for depth in (".", "*", "*/*", "*/*/*") for each in path.glob(f"{depth}/checkpoints")]
+    folders.sort(key=lambda each: each.stat().st_mtime_ns, reverse=True)
+    return [RunDirectory(each.parent) for each in folders]
 
 
 def _weights_at_step(path: Path, step: int, source: str) -> TrainedWeights:
@@ -276,8 +276,10 @@ def _weights_of_run(run: RunDirectory) -> TrainedWeights | None:
 
 def _was_trained(skipped: SkippedCheckpoint) -> bool:
     """Whether a damaged checkpoint seems to contain trained weights."""
-    found = load_manifest(skipped.directory)
-    return found.step > 0 if isinstance(found, CheckpointManifest) else (skipped.directory / MANIFEST_NAME).exists()
+    manifest = load_manifest(skipped.directory)
+    return (
+        manifest.step > 0 if isinstance(manifest, CheckpointManifest) else (skipped.directory / MANIFEST_NAME).exists()
+    )
 
 
 def _exported_model(run: RunDirectory) -> Path | None:
