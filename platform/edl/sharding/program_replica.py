@@ -290,10 +290,10 @@ class ProgramReplica:
 
     def digest(self) -> int:
         """A digest of 64 bits of the state."""
-        found = hashlib.blake2b(digest_size=8)
+        hasher = hashlib.blake2b(digest_size=8)
         for name, array in self._read_state().items():
-            found.update(json.dumps([name, str(array.dtype), list(array.shape), array_checksum(array)]).encode())
-        return int.from_bytes(found.digest(), "big")
+            hasher.update(json.dumps([name, str(array.dtype), list(array.shape), array_checksum(array)]).encode())
+        return int.from_bytes(hasher.digest(), "big")
 
     def variable_digests(self) -> dict[str, int]:
         """A digest of 32 bits of each array."""

@@ -26,18 +26,18 @@ def as_array(value: Any, name: str) -> Array:
         BadInputError: it is no array of booleans, integers or floats in this machine's memory.
     """
     try:
-        found = value if isinstance(value, np.ndarray) else _convert(value)
+        array = value if isinstance(value, np.ndarray) else _convert(value)
     except Exception as error:
         raise BadInputError(
             f"'{name}' cannot be read as a NumPy array: {error}",
             hint="give arrays in the memory of this machine, of a type that NumPy has, such as float32",
         ) from error
-    if found.dtype.kind not in _KINDS or found.dtype.itemsize > 8 or not found.dtype.isnative:
+    if array.dtype.kind not in _KINDS or array.dtype.itemsize > 8 or not array.dtype.isnative:
         raise BadInputError(
-            f"'{name}' has the type {found.dtype}, but the state of a program has booleans, integers and floats",
+            f"'{name}' has the type {array.dtype}, but the state of a program has booleans, integers and floats",
             hint="convert it, for example to float32",
         )
-    return found
+    return array
 
 
 def _convert(value: Any) -> Array:
@@ -100,9 +100,9 @@ class ProgramState:
         """
         for name, kind in self._kinds.items():
             if name not in arrays or _describe(arrays[name]) != kind:
-                found = _describe(arrays[name]) if name in arrays else "missing"
+                actual = _describe(arrays[name]) if name in arrays else "missing"
                 raise BadInputError(
-                    f"the stored state was written by another program: its '{name}' is {found}, not {kind}",
+                    f"the stored state was written by another program: its '{name}' is {actual}, not {kind}",
                     hint="continue with the program that the run began with, or start a new run",
                 )
         return _rebuild(self._example, "", arrays)
@@ -117,13 +117,13 @@ def _join(prefix: str, key: Any) -> str:
 
 
 def _flatten(state: Any) -> Iterator[tuple[str, Array]]:
-    seen = set()
+    used_names = set()
     for name, value in _leaves(state, ""):
         if value is None or isinstance(value, str):
             continue
-        if name in seen:
+        if name in used_names:
             raise BadInputError(f"two parts of the program's state have the name '{name}'", where="state_dict")
-        seen.add(name)
+        used_names.add(name)
         yield name, _leaf_array(value, name)
 
 

@@ -162,9 +162,9 @@ class SharedStep:
             weight = float(len(self.batch)) if self.batch is not None else 0.0
         if arrays is not None and not (math.isfinite(weight) and weight > 0):
             raise ValueError(f"the weight of a worker's arrays is above 0, not {weight}")
-        found = None if arrays is None else read_arrays(arrays, self._steps.views)
+        own_arrays = None if arrays is None else read_arrays(arrays, self._steps.views)
         self._is_reduced = True
-        self._steps.add(Contribution(found, weight, 0.0 if loss is None else float(loss)))
+        self._steps.add(Contribution(own_arrays, weight, 0.0 if loss is None else float(loss)))
         return self._steps.results()
 
     def __enter__(self) -> Self:

@@ -69,10 +69,10 @@ def check_job(spec: JobSpec) -> None:
         ("data.repeat", data.repeat or None, None),
         ("data.split", data.split, None),
     )
-    for name, found, needed in wanted:
-        if found != needed:
+    for name, value, needed in wanted:
+        if value != needed:
             hint = f"set it to {needed}" if needed is not None else "leave it out"
-            raise BadInputError(f"found {found}, and statistics read each record once, in order", where=name, hint=hint)
+            raise BadInputError(f"found {value}, and statistics read each record once, in order", where=name, hint=hint)
 
 
 def summarize_ranges(client: Client, table: TableRanges, path: Path) -> None:

@@ -149,5 +149,5 @@ def record_numbers(records: Sequence[Any], size: int) -> list[int]:
             where="data.training",
             hint="write the numbers of this data set: numpy.save('numbers.npy', numpy.arange(len(dataset)))",
         )
-    found: list[int] = values.tolist()
-    return found
+    numbers: list[int] = values.tolist()
+    return numbers
