@@ -104,8 +104,8 @@ def find_program(spec: JobSpec, path: str) -> str:
     if not zoo.is_dir():
         raise BadInputError("is no directory, and the job's command runs in it", where=f"model.zoo: {zoo}")
     # A path with a slash is relative to the directory in which the program runs.
-    found = shutil.which(str(zoo / name) if "/" in name else name, path=path)
-    if found is None:
+    program = shutil.which(str(zoo / name) if "/" in name else name, path=path)
+    if program is None:
         hint = f"in {zoo}, make it executable (chmod +x)" if "/" in name else "give a path, such as ./train.sh"
         raise BadInputError(f"found no program {name!r}", where="command", hint=hint)
-    return found
+    return program

@@ -65,15 +65,15 @@ def find_missing_imports(zoo: Path, definition: str) -> Iterator[BadInputError]:
     zoo = zoo.resolve()
     model = find_model_function(zoo, definition)
     pending = [model.path]
-    seen = set(pending)
+    queued = set(pending)
     while pending:
         path = pending.pop(0)
         for statement in _imports(parse_module(path).body):
             for module, names in _imported_names(statement):
                 sources = [find_zoo_source(path, each, zoo) for each in _possible_modules(module, names)]
-                if found := [source for source in sources if source is not None]:
-                    pending += [source for source in dict.fromkeys(found) if source not in seen]
-                    seen.update(found)
+                if zoo_sources := [source for source in sources if source is not None]:
+                    pending += [source for source in dict.fromkeys(zoo_sources) if source not in queued]
+                    queued.update(zoo_sources)
                 elif (error := _find_fault(module, names, f"{path}:{statement.lineno}")) is not None:
                     yield error
     yield from _find_missing_attributes(model.path, zoo, {model.function, *_CONTRACT})
@@ -88,20 +88,20 @@ def _find_missing_attributes(path: Path, zoo: Path, roots: Collection[str]) -> I
     functions = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
     definitions = [statement for statement in tree.body if isinstance(statement, functions)]
     pending: list[ast.stmt] = [each for each in tree.body if each not in definitions or each.name in roots]
-    seen = set(map(id, pending))
-    found: dict[tuple[int, str], BadInputError] = {}
+    queued_ids = set(map(id, pending))
+    errors: dict[tuple[int, str], BadInputError] = {}
     while pending:
         for node in _walk_without_try(pending.pop(0)):
             if isinstance(node, ast.Name):
-                used = [each for each in definitions if each.name == node.id and id(each) not in seen]
+                used = [each for each in definitions if each.name == node.id and id(each) not in queued_ids]
                 pending += used
-                seen.update(map(id, used))
+                queued_ids.update(map(id, used))
             elif isinstance(node, ast.Attribute) and (name := _dotted_name(node)) is not None:
                 first, _, rest = name.partition(".")
                 error = _find_missing_attribute(bound[first], rest, path, node.lineno) if first in bound else None
                 if error is not None:
-                    found.setdefault((node.lineno, error.message), error)
-    yield from found.values()
+                    errors.setdefault((node.lineno, error.message), error)
+    yield from errors.values()
 
 
 def _bound_modules(path: Path, zoo: Path, tree: ast.Module) -> dict[str, str]:

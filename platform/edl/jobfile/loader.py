@@ -93,14 +93,14 @@ def _check_variables(spec: JobSpec) -> Iterator[RuleViolation]:
 
 
 def _check_volume_mounts(spec: JobSpec) -> Iterator[RuleViolation]:
-    seen: dict[str, int] = {}
+    index_by_mount: dict[str, int] = {}
     for index, volume in enumerate(spec.volumes):
         mount = volume.mount.rstrip("/") or "/"
-        if mount in seen:
+        if mount in index_by_mount:
             yield RuleViolation(
-                f"volumes[{index}].mount", f"found '{volume.mount}', which volumes[{seen[mount]}] has already"
+                f"volumes[{index}].mount", f"found '{volume.mount}', which volumes[{index_by_mount[mount]}] has already"
             )
-        seen.setdefault(mount, index)
+        index_by_mount.setdefault(mount, index)
 
 
 _MINIMAL_HEADER_HINT = f"begin with:\n    apiVersion: {API_VERSION}\n    name: my-job"
