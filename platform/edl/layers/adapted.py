@@ -50,20 +50,20 @@ def adapt_from(statistics: Statistics, column: str | Sequence[str], layer: Any) 
 
 
 def _load(statistics: Statistics) -> Mapping[str, Any]:
-    found = statistics if isinstance(statistics, Mapping) else json.loads(Path(statistics).read_text(encoding="utf-8"))
-    if not isinstance(found, Mapping) or found.get("version") != _VERSION:
+    loaded = statistics if isinstance(statistics, Mapping) else json.loads(Path(statistics).read_text(encoding="utf-8"))
+    if not isinstance(loaded, Mapping) or loaded.get("version") != _VERSION:
         raise ValueError("these are no statistics of this version of EDL: write them with `edl data stats PATH --json`")
-    return found
+    return loaded
 
 
 def _find_column(statistics: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     columns = {column["name"]: column for column in statistics["columns"]}
     if name not in columns:
         raise ValueError(f"the statistics have no column {name}; they have {', '.join(columns)}")
-    found: Mapping[str, Any] = columns[name]
-    if not found["count"]:
+    column_statistics: Mapping[str, Any] = columns[name]
+    if not column_statistics["count"]:
         raise ValueError(f"column {name} has no values")
-    return found
+    return column_statistics
 
 
 def _check_number(column: Mapping[str, Any], kind: str) -> None:

@@ -357,8 +357,8 @@ class PlacementTable:
 
     def current_placement(self) -> pb.Placement:
         version, links, count = self.current_version(), self._servers.connections(), self._state.settings.ps
-        found = [links[uid] for uid in self._placed_ps if uid in links]
-        addresses = [pb.PsAddress(index=x.index, uid=x.uid, bulk_address=x.bulk_address) for x in found]
+        placed = [links[uid] for uid in self._placed_ps if uid in links]
+        addresses = [pb.PsAddress(index=x.index, uid=x.uid, bulk_address=x.bulk_address) for x in placed]
         return pb.Placement(version=version, ps=addresses, slots=initial_placement(count) if count else ())
 
 

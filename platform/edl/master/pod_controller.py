@@ -58,8 +58,8 @@ class PodController:
         self._cluster.close()
 
     def _watch_cluster(self, handle: Callable[[CoreEvent], Any]) -> None:
-        for seen in self._cluster.watch():
-            handle(PodsSynced() if isinstance(seen, WatchSynced) else PodChanged(seen))
+        for change in self._cluster.watch():
+            handle(PodsSynced() if isinstance(change, WatchSynced) else PodChanged(change))
         # A watch ends only when it is closed. Without one, this master would miss the ends of pods.
         if not self._closed:
             raise RetryableError("the watch on the pods ended")

@@ -56,9 +56,9 @@ def _find_difference(owner: Any, declared: Iterable[ast.stmt]) -> str | None:
             if difference is not None:
                 return difference
         elif isinstance(statement, ast.FunctionDef):
-            wanted, found = _declared_parameters(statement), _compiled_parameters(compiled)
-            if found is not None and wanted != found:
-                return f"{owner.__name__}.{name} takes ({', '.join(found)}), not ({', '.join(wanted)})"
+            wanted, actual = _declared_parameters(statement), _compiled_parameters(compiled)
+            if actual is not None and wanted != actual:
+                return f"{owner.__name__}.{name} takes ({', '.join(actual)}), not ({', '.join(wanted)})"
     return None
 
 

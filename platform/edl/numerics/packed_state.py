@@ -55,12 +55,12 @@ def packed_pieces(arrays: Iterable[NDArray[Any]]) -> list[Bytes]:
 
 def cut_pieces(pieces: Iterable[Bytes], start: int, end: int) -> list[Bytes]:
     """The bytes ``start .. end - 1`` of pieces that follow each other, as views."""
-    found = []
+    views = []
     for piece in pieces:
         if start < piece.size and end > 0 and piece.size:
-            found.append(piece[max(0, start) : end])
+            views.append(piece[max(0, start) : end])
         start, end = start - piece.size, end - piece.size
-    return found
+    return views
 
 
 def part_bounds(size: int, part: int, parts: int) -> tuple[int, int]:
@@ -77,10 +77,10 @@ def part_bounds(size: int, part: int, parts: int) -> tuple[int, int]:
 
 def pieces_checksum(pieces: Iterable[Bytes]) -> int:
     """CRC-32 of pieces that follow each other."""
-    found = 0
+    checksum = 0
     for piece in pieces:
-        found = crc32(piece.data, found)
-    return found
+        checksum = crc32(piece.data, checksum)
+    return checksum
 
 
 def split_packed(packed: NDArray[Any], sizes: Iterable[int]) -> Iterator[Bytes]:

@@ -196,8 +196,8 @@ def _walk_entries(path: Path, *, recursive: bool) -> Iterator[dict[str, Any]]:
 
 
 def _entry_json(path: Path, name: str) -> dict[str, Any]:
-    found = path.lstat()
-    return {"path": name, "kind": _file_kind(found.st_mode), "size": found.st_size, "modified": found.st_mtime}
+    entry = path.lstat()
+    return {"path": name, "kind": _file_kind(entry.st_mode), "size": entry.st_size, "modified": entry.st_mtime}
 
 
 _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = ((stat.S_ISREG, "file"), (stat.S_ISDIR, "directory"))

@@ -44,7 +44,7 @@ def make_initial_rows_reader(run: RunDirectory, spec: JobSpec, ps_index: int) ->
                 return {}
             path = weights.readable_path
             initial = InitialWeights.open(path if path.is_dir() else run.path / HELD_DIRECTORY / CONVERTED_FILE)
-            found = {table.name: initial.read_rows(table, owns) for table in declaration.tables}
+            rows_by_table = {table.name: initial.read_rows(table, owns) for table in declaration.tables}
         except BadInputError as error:
             raise PeerRefusedError(error.message, kind="model", hint=error.hint) from error
         except StorageError as error:
@@ -55,7 +55,7 @@ def make_initial_rows_reader(run: RunDirectory, spec: JobSpec, ps_index: int) ->
                 values,
                 {slot: np.full_like(values, start) for slot, start in declaration.optimizer.slot_starts.items()},
             )
-            for name, (ids, values) in found.items()
+            for name, (ids, values) in rows_by_table.items()
         }
 
     return read

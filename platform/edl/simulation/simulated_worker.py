@@ -160,7 +160,7 @@ class SimulatedWorker:
         self.call_later(HEARTBEAT, self._send_heartbeat)
 
     def _report_progress(self) -> None:
-        steps = tuple(LeaseProgress(number, held.done_steps, 1.0, 1) for number, held in self.held_leases.items())
+        steps = tuple(LeaseProgress(number, lease.done_steps, 1.0, 1) for number, lease in self.held_leases.items())
 
         def drop_lost_leases(answer: Acknowledged) -> None:
             for number in answer.lost_leases:
@@ -265,8 +265,8 @@ class SimulatedWorker:
     def _task_result(self, granted: LeaseReply) -> Any:
         work = granted.record_range
         if granted.kind == EVALUATION:
-            seen = {"additive": False, "states": [work.source, work.start, work.end]}
-            return {"count": {"additive": True, "states": [work.records]}, "seen": seen}
+            seen_records = {"additive": False, "states": [work.source, work.start, work.end]}
+            return {"count": {"additive": True, "states": [work.records]}, "seen": seen_records}
         if granted.kind == METRICS:
             self.world.evaluations.append((granted.pin, granted.payload))
             return {"accuracy": 0.5}

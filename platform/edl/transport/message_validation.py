@@ -125,9 +125,9 @@ def _find_invalid_field(message: Any, descriptor: Descriptor) -> str:
 def _scalar_fields(descriptor: Descriptor) -> tuple[tuple[str, float | None, _ValueCheck], ...]:
     """Scalar fields: name, maximum number of elements (None: not repeated), and the check of an element."""
     return tuple(
-        (field.name, _max_elements(field), found)
+        (field.name, _max_elements(field), check)
         for field in descriptor.fields
-        if field.message_type is None and (found := _check_for_field(field)) is not None
+        if field.message_type is None and (check := _check_for_field(field)) is not None
     )
 
 
