@@ -3,5 +3,5 @@
 ``event_text`` has the words for events and statuses. Text from pods, models and file names is sanitized by
 ``terminal_text`` before it reaches a terminal.
 
-May import: edl.jobfile, edl.api, rich. Never: deciding, asking a server, exiting.
+May import: edl.jobfile, edl.core, edl.api, rich. Never: deciding, asking a server, exiting.
 """

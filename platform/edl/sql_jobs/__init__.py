@@ -5,5 +5,5 @@ enters a model, writes a Keras module and a job file that a person could have wr
 never imports TensorFlow: models train and predict in processes of ``edl run``, ``edl evaluate`` and ``edl predict``.
 It prints nothing.
 
-May import: edl.cluster, edl.storage, edl.data, edl.jobfile, edl.api. Never: TensorFlow, gRPC.
+May import: edl.cluster, edl.storage, edl.data, edl.jobfile, edl.core, edl.api. Never: TensorFlow, gRPC.
 """
