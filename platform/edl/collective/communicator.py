@@ -101,7 +101,7 @@ class Communicator:
         Raises:
             RoundBrokenError: a neighbour did not connect in time or is in another round, or the
                 round was cancelled.
-            RefusedError: this process knows a later round, or a neighbour refused the token or the version.
+            RefusedError: this process knows a later round.
             BadInputError: ``rank`` is not an index of ``members``.
         """
         size = len(members)

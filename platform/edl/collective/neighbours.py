@@ -76,7 +76,7 @@ def connect_neighbours(
     Raises:
         RoundBrokenError: a neighbour did not connect in time or is in another round, or the round
             was cancelled.
-        RefusedError: this process knows a later round, or a neighbour refused the token or the version.
+        RefusedError: this process knows a later round.
     """
     deadline = time.monotonic() + timeout
     admission = listener.open_round(round_id, rank, len(members))
@@ -143,10 +143,13 @@ def _join_next(
         except RoundBrokenError:
             raise
         except PeerRefusedError as refused:
-            # The whole job has one token and one version. Otherwise another round may do: the neighbour knows a later
-            # one, or another process has its address now.
+            # All processes of a job have the token and the version with which the master accepted this one. So the
+            # address is another job's by now, and the neighbour cannot be reached; the master will hear why.
             if refused.kind in ("token", "version"):
-                raise
+                problem = f"another job has its address: {refused.message}"
+                failures += 1
+                admission.wait(_BACKOFF.jittered_delay(failures, draw_jitter()))
+                continue
             raise RoundBrokenError(rank, f"rank {rank} refuses: {refused.message}") from refused
         except RetryableError as error:
             problem = str(error)

@@ -10,6 +10,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -201,11 +202,28 @@ def test_a_refusal_breaks_the_round(listener: CollectiveListener, kind: str) -> 
         server.stop()
 
 
-def test_another_token_is_refused(listener: CollectiveListener, tmp_path: Path) -> None:
+def test_a_neighbour_that_refuses_the_token_cannot_be_reached(listener: CollectiveListener, tmp_path: Path) -> None:
+    """The address of a pod that is gone may be that of another job's pod: that ends the round, and not the job."""
     with CollectiveListener(f"unix:{tmp_path}/other", "another") as other:
-        with pytest.raises(BulkRefusedError) as refused:
-            Communicator.connect(other, ROUND, 0, [other.address, listener.address])
-        assert refused.value.kind == "token"
+        with pytest.raises(RoundBrokenError, match="rank 1 cannot be reached: another job has its address") as broken:
+            Communicator.connect(other, ROUND, 0, [other.address, listener.address], timeout=0.3)
+        assert broken.value.rank == 1
+
+
+def test_a_neighbour_that_comes_to_the_address_of_another_jobs_pod_is_reached(
+    listener: CollectiveListener, tmp_path: Path
+) -> None:
+    address = f"unix:{tmp_path}/reused"
+    other, members = CollectiveListener(address, "another"), [listener.address, address]
+    other.start()
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(Communicator.connect, listener, ROUND, 0, members, timeout=BOUND)
+        time.sleep(0.2)
+        other.stop()
+        with CollectiveListener(address, TOKEN) as neighbour:
+            second = threads.submit(Communicator.connect, neighbour, ROUND, 1, members, timeout=BOUND)
+            for connected in (first, second):
+                connected.result().close()
 
 
 @pytest.mark.parametrize("fields", [{"round_id": RoundId(3, 6)}, {"sender": 2}, {"receiver": 2}, {"size": 4}])
