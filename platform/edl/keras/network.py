@@ -456,6 +456,7 @@ class KerasNetwork:
                     f"training changes the variable '{variable.path}' ({variable.dtype}), but EDL keeps only float32 "
                     "statistics",
                     where=MODEL_LOCATION,
+                    hint="make it a float32 variable, or train with strategy: {name: Local}, which keeps any type",
                 )
             variable.assign(value)
 

@@ -291,7 +291,7 @@ class ModelReplica(ReplicaState):
                     f"training changes the variable '{variable.path}' ({variable.dtype}), but the changes of several "
                     "workers can only be averaged for floats",
                     where=MODEL_LOCATION,
-                    hint="make it a float32 variable",
+                    hint="make it a float32 variable, or train with strategy: {name: Local}, which keeps any type",
                 )
         return changed
 

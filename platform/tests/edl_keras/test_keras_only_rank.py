@@ -124,8 +124,10 @@ def write_model(folder: Path, changes: dict[str, str]) -> None:
 @pytest.mark.first_cases(3)
 def test_what_several_ranks_cannot_combine_one_rank_trains(tmp_path: Path, case: str) -> None:
     write_model(tmp_path, CASES[case])
-    with pytest.raises(BadInputError):
+    with pytest.raises(BadInputError) as refused:
         build(tmp_path, "own", DATA, rank_seed=0).take_step(*DATA)
+    if case == "an integer":
+        assert "{name: Local}" in str(refused.value)
     only = build(tmp_path, "own", DATA)
     losses = [only.take_step(*DATA) for _ in range(3)]
     assert all(step.finite for step in losses)
