@@ -134,7 +134,7 @@ def test_ranks_train_as_keras_does_with_the_union(
 ) -> None:
     write_gan(tmp_path, step)
     ranks = share_ranks(step, count)
-    assert [update.name for update in ranks[0]._found] == updates
+    assert [update.name for update in ranks[0]._step_updates] == updates
     data = make_records(RECORDS)
     weights = ranks[0].model.get_weights()
     losses = [train_together(ranks, data) for _ in range(8)]
