@@ -432,8 +432,8 @@ def _list_directory_files(directory: Path) -> list[Path]:
     entries = sorted(entry for entry in directory.iterdir() if not entry.name.startswith("."))
     files = [entry for entry in entries if entry.is_file() and entry.suffix != INDEX_SUFFIX]
     if not files:
-        folders = [entry.name for entry in entries if entry.is_dir()]
-        hint = f"name one of its directories: {', '.join(folders[:5])}" if folders else "`edl data` can write examples"
+        folders = format_short_list([entry.name for entry in entries if entry.is_dir()], 5)
+        hint = f"name one of its directories: {folders}" if folders else "`edl data` can write examples"
         raise BadInputError("the directory has no data files", where=str(directory), hint=hint)
     return files
 
@@ -464,7 +464,7 @@ def detect_format(files: Sequence[Path]) -> str:
     format_by_file = {file: _detect_file_format(file) for file in files}
     formats = {name for name in format_by_file.values() if name}
     if len(formats) > 1:
-        listing = ", ".join(f"{file.name} is {name}" for file, name in list(format_by_file.items())[:4])
+        listing = format_short_list([f"{file.name} is {name}" for file, name in format_by_file.items()])
         raise BadInputError(
             f"files of several formats: {listing}",
             where=str(files[0].parent),

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edl.api.errors import BadInputError
+from edl.core.short_list import format_short_list
 from edl.jobfile.document_tree import closest_match
 
 STAR_IMPORT = "*"
@@ -346,7 +347,7 @@ def _find_module_file(zoo: Path, parts: Sequence[str]) -> Path:
             return candidate
     known = _list_modules(zoo)
     close = closest_match(".".join(parts), known)
-    hint = f"did you mean {close}?" if close else f"modules there: {', '.join(known[:20]) or 'none'}"
+    hint = f"did you mean {close}?" if close else f"modules there: {format_short_list(known, 20) or 'none'}"
     raise BadInputError(f"the zoo has no module '{'.'.join(parts)}'", where=str(zoo), hint=hint)
 
 
