@@ -159,6 +159,8 @@ class Ledger:
     """Leases by worker, maintained for the same reason: a thousand workers hold two leases each."""
     _unleased_steps: int | None = field(default=None, compare=False)
     """Steps of planned, returned and begun ranges, maintained from the first time that they are needed."""
+    _begun_records: dict[int, int] | None = field(default=None, compare=False)
+    """By epoch, the records of returned, begun and leased ranges that are not done, maintained likewise."""
 
     def __post_init__(self) -> None:
         if not self.plan.shard_count:
@@ -216,6 +218,14 @@ class Ledger:
     def _count_steps(self, work: RecordRange) -> int:
         """The minibatches of a range; none beyond the last epoch."""
         return -(-work.records // self.minibatch) if work.epoch < self.epochs else 0
+
+    def _add_begun_records(self, epoch: int, records: int) -> None:
+        if self._begun_records is not None:
+            left = self._begun_records.get(epoch, 0) + records
+            if left:
+                self._begun_records[epoch] = left
+            else:
+                self._begun_records.pop(epoch, None)
 
     def _add_unleased_steps(self, steps: int) -> None:
         if self._unleased_steps is not None:
@@ -303,6 +313,7 @@ class Ledger:
                 if not _starts_with(whole, work):
                     raise ValueError(f"{work} is not next: {self.next_range()}")
                 self._advance_plan()
+                self._add_begun_records(whole.epoch, whole.records)
             rest = whole.split(work.end)[1]
             self._keep_rest(rest)
         # A range that is split within a minibatch has one more.
@@ -343,6 +354,7 @@ class Ledger:
         done_steps = max(lease.done_steps, min(done_steps, lease.step_count))
         added = lease.record_after_steps(done_steps) - lease.record_after_steps(lease.done_steps)
         self.done_records += added
+        self._add_begun_records(lease.record_range.epoch, -added)
         self.done_steps += done_steps - lease.done_steps
         self.outstanding_steps -= done_steps - lease.done_steps
         lease.done_steps = done_steps
@@ -373,18 +385,29 @@ class Ledger:
         if quarantine_records:
             bad, rest = rest.split(min(rest.end, rest.start + quarantine_records))
             self.quarantined_ranges.append(bad)
+            self._add_begun_records(bad.epoch, -bad.records)
         if rest.records:
             self.returned_ranges.appendleft(rest)
             self._add_unleased_steps(self._count_steps(rest))
         return rest
 
     def open_epoch(self) -> tuple[int, int]:
-        """The epoch whose records are processed, and how many of them are neither done nor quarantined.
+        """The first epoch that is not over, and how many of its records are neither done nor quarantined.
 
-        Only for a ledger whose epochs follow one another: nothing of one is leased before the previous one is done.
+        Records of later epochs may be leased or done: only with files of each epoch, or with a global batch, nothing
+        of one is leased before the previous one is done.
         """
         if not self.plan.records:
             return self.epochs, 0
+        if self._begun_records is None:
+            self._begun_records = {}
+            for place, work in self.open_ranges():
+                if place != "quarantined":
+                    self._add_begun_records(work.epoch, work.records)
+        first = min(self._begun_records, default=self.epoch)
+        if first < self.epoch:
+            return (first, self._begun_records[first]) if first < self.epochs else (self.epochs, 0)
+        # All earlier epochs are over, and nothing of later ones was handed out.
         processed = self.done_records + sum(work.records for work in self.quarantined_ranges)
         epoch, done = divmod(processed, self.plan.records)
         return (epoch, self.plan.records - done) if epoch < self.epochs else (self.epochs, 0)
@@ -453,7 +476,7 @@ class Ledger:
             self._add_lease(Lease(n, RecordRange(*row), m, w, t, skipped_records=skipped[0] if skipped else 0))
         # Follows from the leases, so it is not in the snapshot.
         self.outstanding_steps = sum(lease.step_count - lease.done_steps for lease in self.leases.values())
-        self._unleased_steps = None
+        self._unleased_steps, self._begun_records = None, None
         self.done_records, self.done_steps = snapshot["done_records"], snapshot["done_steps"]
         self.quarantined_ranges = [RecordRange(*row) for row in snapshot["quarantined"]]
 

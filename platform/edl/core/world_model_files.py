@@ -2,7 +2,8 @@
 
 So the file has the variables of exactly this step, which is in the ledger, and any member can write it: if the writer
 is lost, another one gets the task. An epoch begins when all records of the one before are in the ledger and its files
-are written, so the file of an epoch has all records of it and none of the next one, as with ``keras.fit``.
+are written, so the file of an epoch has all records of it and none of the next one, as with ``keras.fit``. An epoch
+has no file if records of the next one had been trained when the callback was declared, in a run that was resumed.
 """
 
 from __future__ import annotations

@@ -212,6 +212,8 @@ def test_an_epoch_is_leased_although_more_is_done_of_later_ones_than_is_left_of_
     master.report("w0", RankPhase.RUNNING, step=3, stable=2, shares={2: (Share(own.lease, 128, 256),)})
     lease = master.lease("w0")
     assert (lease.record_range.epoch, lease.record_range.start) == (others[0].record_range.epoch, 136)
+    assert master.state.training_ledger is not None
+    assert master.state.training_ledger.open_epoch() == (1, 120)
 
 
 @pytest.mark.parametrize("seed", range(30))

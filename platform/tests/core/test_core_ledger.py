@@ -308,3 +308,31 @@ def test_the_open_epoch_is_the_first_one_with_records_that_are_not_done() -> Non
         ledger.grant_range(number, work, "w")
         ledger.finish_lease(number)
     assert ledger.open_epoch() == (2, 0)
+
+
+def test_the_open_epoch_is_not_over_while_records_of_the_next_one_are_done() -> None:
+    """Epochs overlap until a callback with a file of each epoch is declared, in a run that is resumed."""
+    ledger = Ledger(ShardPlan((RecordSource("a", 20),), 8, None), 3, 1, 8)
+    for number in range(1, 6):
+        work = ledger.next_range()
+        assert work is not None
+        ledger.grant_range(number, work, "w")
+    for number in (1, 3, 4):
+        ledger.finish_lease(number)
+    assert ledger.open_epoch() == (0, 8)
+    ledger.record_progress(2, 5)
+    assert ledger.open_epoch() == (0, 3)
+    ledger.requeue_lease(2, 5, quarantine_records=1)
+    assert ledger.open_epoch() == (0, 2)
+    snapshot = ledger.to_snapshot()
+    ledger = ledger.empty_copy()
+    ledger.restore_snapshot(snapshot)
+    assert ledger.open_epoch() == (0, 2)
+    work = ledger.next_range()
+    assert work is not None
+    ledger.grant_range(6, work, "w")
+    ledger.finish_lease(6)
+    # Of the second epoch one range is done and one is leased.
+    assert ledger.open_epoch() == (1, 12)
+    ledger.finish_lease(5)
+    assert ledger.open_epoch() == (1, 12 - 8)
