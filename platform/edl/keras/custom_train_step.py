@@ -1,4 +1,6 @@
-"""A model with a ``train_step`` of its own, under strategies AllReduce and Local.
+"""A ``train_step`` that makes one update by ``self.optimizer``, under strategies AllReduce and Local.
+
+``replica_choice`` says which steps that are; ``several_updates_train_step`` and ``whole_train_step`` train others.
 
 The user's method runs while a graph is traced, and its optimizer keeps the gradients instead of applying them.
 They are summed over all ranks, and Keras' optimizer applies the sum afterwards. So whatever leads to one call of

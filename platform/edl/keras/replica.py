@@ -7,9 +7,9 @@ This module has no network. A step has three parts:
 3. ``apply`` divides the sums, updates the statistics and runs the Keras optimizer once. All ranks apply the same sums
    to the same state, so their states stay equal to the bit.
 
-``summed_update`` says what is in the buffers, and how statistics are combined. A model whose ``train_step`` makes
-several updates is trained by ``several_updates``. Under strategy Local there is never a second rank: the replica has
-no buffers, ``single_rank_update`` applies its gradients, and what several ranks cannot combine is trained.
+``all_reduce_update`` says what is in the buffers, and how statistics are combined. ``replica_choice`` says which models
+are trained by this module. Under strategy Local there is never a second rank: the replica has no buffers,
+``local_strategy_update`` applies its gradients, and what several ranks cannot combine is trained.
 
 **Weights.** See :meth:`edl.keras.model_loss.ModelLoss.minibatch_weight`. The result is that of one process on the union
 of the minibatches, except for BatchNormalization, random layers, losses that compare records with each other, and
@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from edl.api.errors import BadInputError
 from edl.api.strategy import MAX_DENSE_GRADIENT
+from edl.keras.all_reduce_update import regularized_variables
 from edl.keras.custom_train_step import CustomTrainStep
 from edl.keras.evaluation_metrics import count_records
 from edl.keras.keras2_models import assigned_handles
@@ -38,7 +39,6 @@ from edl.keras.model_contract import ModelModule, call_model, has_own_train_step
 from edl.keras.model_loss import LossReduction
 from edl.keras.out_of_range_ids import MODEL_LOCATION, assert_dense_ids_in_range, explain_dense_id_errors
 from edl.keras.replica_state import ReplicaState, ReplicaStep
-from edl.keras.summed_update import regularized_variables
 from edl.keras.traced_function import TracedFunction
 from edl.keras.trainable_model import AssignValues
 from edl.keras.user_code import user_code

@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 
 from edl.api.errors import BadInputError
 from edl.core.state_agreement import CODE_PREFIX
+from edl.keras.all_reduce_update import SummedUpdate, byte_size
 from edl.keras.evaluated_copy import CopiedValues, copy_values
+from edl.keras.local_strategy_update import SingleRankUpdate
 from edl.keras.model_building import is_seed_state, seed_worker_randomness
 from edl.keras.model_contract import ModelModule, find_carried_states, has_own_train_step, refuse_stateful_layers
 from edl.keras.model_loss import LossReduction, updating_optimizers
+from edl.keras.optimizer_update import ReplicaUpdate
 from edl.keras.out_of_range_ids import MODEL_LOCATION
-from edl.keras.replica_update import ReplicaUpdate
-from edl.keras.single_rank_update import SingleRankUpdate
-from edl.keras.step_updates import OWN_OPTIMIZER
-from edl.keras.summed_update import SummedUpdate, byte_size
 from edl.keras.traced_function import as_tensor, host_array, read_value
+from edl.keras.train_step_tracing import OWN_OPTIMIZER
 from edl.keras.trainable_model import AssignValues, TrainableModel, is_rate
 from edl.numerics.packed_state import array_checksum, pack_arrays, packed_size, split_packed
 

@@ -22,7 +22,8 @@ from edl.keras.evaluation_metrics import count_records
 from edl.keras.model_contract import call_model, has_own_train_step
 from edl.keras.model_loss import can_slice
 from edl.keras.out_of_range_ids import MODEL_LOCATION, assert_dense_ids_in_range, explain_dense_id_errors
-from edl.keras.several_updates import AnyReplica, SeveralUpdatesReplica
+from edl.keras.replica_choice import AnyReplica
+from edl.keras.several_updates_train_step import SeveralUpdatesReplica
 from edl.keras.user_code import user_code
 
 _LOG = logging.getLogger(__name__)

@@ -43,7 +43,7 @@ from edl.worker.trainer import add_record_range, find_nonfinite_gradient, is_fin
 if TYPE_CHECKING:
     from edl.data.reader import Reader
     from edl.keras.network import KerasNetwork
-    from edl.keras.several_updates import AnyReplica, OnlyReplica
+    from edl.keras.replica_choice import AnyReplica, OnlyReplica
     from edl.worker.feed_pipeline import Minibatch
     from edl.worker.lease_client import LeasedTask
 
@@ -317,7 +317,7 @@ class _JobCheck:
     def _check_replica(self, first: TaskMinibatch | None, sample: Any) -> Iterator[str]:
         from edl.keras.keras2_models import name_class
         from edl.keras.model_building import refuse_lossy_export
-        from edl.keras.several_updates import build_only_replica, build_replica
+        from edl.keras.replica_choice import build_only_replica, build_replica
         from edl.keras.step_additivity import check_added_losses, check_step_gradients
 
         spec = self._spec

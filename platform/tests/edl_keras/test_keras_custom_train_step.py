@@ -18,8 +18,8 @@ from edl.api.errors import BadInputError  # noqa: E402
 from edl.api.job_spec import ModelSpec  # noqa: E402
 from edl.keras.model_contract import load_model_module  # noqa: E402
 from edl.keras.replica import ModelReplica  # noqa: E402
+from edl.keras.replica_choice import build_only_replica, build_replica  # noqa: E402
 from edl.keras.replica_state import ReplicaStep  # noqa: E402
-from edl.keras.several_updates import build_only_replica, build_replica  # noqa: E402
 
 SOURCE = """
 import keras, tensorflow as tf

@@ -22,8 +22,8 @@ from edl.api.job_spec import ModelSpec  # noqa: E402
 from edl.core.evaluation import merge_metric_states  # noqa: E402
 from edl.keras.model_contract import ModelModule, load_model_module  # noqa: E402
 from edl.keras.model_export import build_export_model  # noqa: E402
-from edl.keras.several_updates import build_only_replica, build_replica  # noqa: E402
-from edl.keras.whole_step import WholeStepReplica  # noqa: E402
+from edl.keras.replica_choice import build_only_replica, build_replica  # noqa: E402
+from edl.keras.whole_train_step import WholeStepReplica  # noqa: E402
 
 RECORDS = 24
 

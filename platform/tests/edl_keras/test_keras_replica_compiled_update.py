@@ -27,7 +27,7 @@ from edl_keras.replica_harness import (  # noqa: E402
     step,
 )
 
-from edl.keras import summed_update  # noqa: E402
+from edl.keras import all_reduce_update  # noqa: E402
 from edl.keras.replica import ModelReplica  # noqa: E402
 from edl.keras.user_code import UserCodeError  # noqa: E402
 
@@ -50,7 +50,7 @@ def test_a_compiled_update_is_one_op_by_op_but_for_rounding(optimizer: str, monk
 
     user = module(small_model, optimizer=OPTIMIZERS.get(optimizer, scaled))
     (plain,) = build(user, 1)
-    monkeypatch.setattr(summed_update, "COMPILED_UPDATE_ELEMENTS", 1)
+    monkeypatch.setattr(all_reduce_update, "COMPILED_UPDATE_ELEMENTS", 1)
     replicas = build(user, 2)
     for minibatch in minibatches(5):
         parts = split(minibatch, [5, 7])
@@ -70,7 +70,7 @@ def test_a_compiled_update_is_one_op_by_op_but_for_rounding(optimizer: str, monk
 
 
 def test_a_copy_of_variables_does_not_change_with_a_compiled_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(summed_update, "COMPILED_UPDATE_ELEMENTS", 1)
+    monkeypatch.setattr(all_reduce_update, "COMPILED_UPDATE_ELEMENTS", 1)
     (replica,) = build(module(optimizer=OPTIMIZERS["Momentum"]), 1)
     first, second, third = minibatches(3)
     step([replica], [first])
@@ -103,7 +103,7 @@ def test_an_optimizer_that_xla_cannot_compile_runs_op_by_op(
             super().update_step(tf.ensure_shape(halve(gradient), variable.shape), variable, learning_rate)
 
     (half,) = build(module(linear, optimizer=lambda: keras.optimizers.SGD(0.05)), 1)
-    monkeypatch.setattr(summed_update, "COMPILED_UPDATE_ELEMENTS", 1)
+    monkeypatch.setattr(all_reduce_update, "COMPILED_UPDATE_ELEMENTS", 1)
     (replica,) = build(module(linear, optimizer=lambda: Halving(0.1)), 1)
     for minibatch in minibatches(2):
         step([half], [minibatch])
@@ -119,7 +119,7 @@ def test_an_error_of_the_optimizer_is_not_taken_for_one_of_xla(monkeypatch: pyte
             tf.debugging.assert_less(tf.reduce_max(tf.abs(gradient)), 0.0, "the user's own check")
             super().update_step(gradient, variable, learning_rate)
 
-    monkeypatch.setattr(summed_update, "COMPILED_UPDATE_ELEMENTS", 1)
+    monkeypatch.setattr(all_reduce_update, "COMPILED_UPDATE_ELEMENTS", 1)
     (replica,) = build(module(optimizer=lambda: Strict(0.1)), 1)
     result = replica.compute(*minibatches(1)[0])
     with pytest.raises(UserCodeError, match="the user's own check"):

@@ -35,7 +35,7 @@ from edl_keras.replica_harness import (  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.core.evaluation import merge_metric_states  # noqa: E402
-from edl.keras import summed_update  # noqa: E402
+from edl.keras import all_reduce_update  # noqa: E402
 from edl.keras.replica import ModelReplica  # noqa: E402
 from edl.numerics.packed_state import packed_pieces  # noqa: E402
 from edl.storage.checkpoint_manifest import cut_directory  # noqa: E402
@@ -83,7 +83,7 @@ def many_types() -> Any:
 @pytest.mark.parametrize("elements", [0, repetition(1 << 30)])
 def test_a_state_that_is_held_does_not_change_with_the_variables(elements: int, monkeypatch: Any) -> None:
     """An update that XLA has compiled, and one op by op."""
-    monkeypatch.setattr(summed_update, "COMPILED_UPDATE_ELEMENTS", elements)
+    monkeypatch.setattr(all_reduce_update, "COMPILED_UPDATE_ELEMENTS", elements)
     (replica,) = build(module(normalized, optimizer=OPTIMIZERS["Momentum"]), 1)
     first, second, third = minibatches(3)
     step([replica], [first])

@@ -19,10 +19,10 @@ pytestmark = [
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
+from edl.keras.all_reduce_update import SummedUpdate  # noqa: E402
+from edl.keras.local_strategy_update import SingleRankUpdate  # noqa: E402
 from edl.keras.model_loss import LossReduction  # noqa: E402
-from edl.keras.replica_update import ReplicaUpdate  # noqa: E402
-from edl.keras.single_rank_update import SingleRankUpdate  # noqa: E402
-from edl.keras.summed_update import SummedUpdate  # noqa: E402
+from edl.keras.optimizer_update import ReplicaUpdate  # noqa: E402
 from edl.keras.user_code import UserCodeError  # noqa: E402
 
 X = np.random.default_rng(1).normal(size=(6, 3)).astype(np.float32)

@@ -35,7 +35,8 @@ from edl.keras.all_reduce_callbacks import declare_training_callbacks  # noqa: E
 from edl.keras.model_contract import ModelModule, load_model_module  # noqa: E402
 from edl.keras.optimizer_state import describe_keras_state  # noqa: E402
 from edl.keras.replica import ModelReplica  # noqa: E402
-from edl.keras.several_updates import SeveralUpdatesReplica, build_replica  # noqa: E402
+from edl.keras.replica_choice import build_replica  # noqa: E402
+from edl.keras.several_updates_train_step import SeveralUpdatesReplica  # noqa: E402
 from edl.keras.user_callbacks import make_callbacks  # noqa: E402
 
 RECORDS = 24

@@ -21,7 +21,8 @@ from edl.api.errors import BadInputError  # noqa: E402
 from edl.api.job_spec import ModelSpec  # noqa: E402
 from edl.keras.model_contract import load_model_module  # noqa: E402
 from edl.keras.replica import ModelReplica  # noqa: E402
-from edl.keras.several_updates import SeveralUpdatesReplica, build_replica  # noqa: E402
+from edl.keras.replica_choice import build_replica  # noqa: E402
+from edl.keras.several_updates_train_step import SeveralUpdatesReplica  # noqa: E402
 from edl.keras.step_additivity import check_added_losses, check_step_gradients  # noqa: E402
 
 SOURCE = """

@@ -19,8 +19,9 @@ import keras  # noqa: E402
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.api.job_spec import ModelSpec  # noqa: E402
 from edl.keras.model_contract import load_model_module  # noqa: E402
-from edl.keras.several_updates import SeveralUpdatesReplica, build_only_replica, build_replica  # noqa: E402
-from edl.keras.whole_step import WholeStepReplica  # noqa: E402
+from edl.keras.replica_choice import build_only_replica, build_replica  # noqa: E402
+from edl.keras.several_updates_train_step import SeveralUpdatesReplica  # noqa: E402
+from edl.keras.whole_train_step import WholeStepReplica  # noqa: E402
 
 SOURCE = """
 import keras, tensorflow as tf

@@ -18,7 +18,7 @@ from edl.api.errors import BadInputError  # noqa: E402
 from edl.api.job_spec import ModelSpec  # noqa: E402
 from edl.keras.model_building import is_seed_state  # noqa: E402
 from edl.keras.model_contract import ModelModule, load_model_module  # noqa: E402
-from edl.keras.several_updates import build_only_replica, build_replica  # noqa: E402
+from edl.keras.replica_choice import build_only_replica, build_replica  # noqa: E402
 from edl.storage.initial_weights import InitialWeights  # noqa: E402
 from edl.storage.safetensors_writer import write_array_file  # noqa: E402
 from edl.worker.initial_weights_loading import _convert_keras_file, assign_initial_weights  # noqa: E402

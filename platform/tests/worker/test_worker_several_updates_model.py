@@ -29,7 +29,7 @@ pytestmark = [
 ]
 
 from edl.keras.model_contract import load_model_module  # noqa: E402
-from edl.keras.several_updates import SeveralUpdatesReplica  # noqa: E402
+from edl.keras.several_updates_train_step import SeveralUpdatesReplica  # noqa: E402
 from edl.worker.feed_pipeline import Minibatch  # noqa: E402
 
 RECORDS, BATCH, MINIBATCH, EPOCHS = 180, 12, 3, 4

@@ -28,7 +28,8 @@ from edl.keras.model_building import refuse_lossy_export, refuse_unexportable_in
 from edl.keras.model_checkpoint_callback import model_file_path
 from edl.keras.model_contract import ModelModule
 from edl.keras.optimizer_state import describe_keras_state
-from edl.keras.several_updates import AnyReplica, SeveralUpdatesReplica, build_replica
+from edl.keras.replica_choice import AnyReplica, build_replica
+from edl.keras.several_updates_train_step import SeveralUpdatesReplica
 from edl.keras.step_additivity import check_added_losses, check_step_gradients
 from edl.keras.user_callbacks import build_callback_params
 from edl.numerics.keras_state import KERAS_STATE_KEY

@@ -34,7 +34,7 @@ class UpdateResult(Protocol):
 
 
 class UpdatesReplica(Protocol):
-    """What is needed of ``edl.keras.several_updates``."""
+    """What is needed of ``edl.keras.several_updates_train_step``."""
 
     @property
     def updates(self) -> Sequence[SummedReplica]: ...

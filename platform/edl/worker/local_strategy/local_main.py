@@ -105,7 +105,7 @@ def _training(spec: JobSpec, run: RunDirectory, report: LocalReport, stop: StopR
     from edl.keras import model_contract, user_callbacks
     from edl.keras.model_building import refuse_lossy_export, refuse_unexportable_inputs
     from edl.keras.monitor_callbacks import check_monitors
-    from edl.keras.several_updates import build_only_replica
+    from edl.keras.replica_choice import build_only_replica
     from edl.keras.user_callbacks import build_callback_params
     from edl.worker.data_readers import DATA_SET_BY_MODE, open_data_set
     from edl.worker.feed_pipeline import FeedFunction, find_first_minibatch

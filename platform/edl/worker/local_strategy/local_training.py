@@ -39,7 +39,7 @@ from edl.data.reader_factory import choose_reader_window, shuffled_order
 from edl.data.shuffled_reader import PositionReader, read_by_position
 from edl.jobfile.batch_rules import lease_records
 from edl.keras import model_export
-from edl.keras.several_updates import OnlyReplica
+from edl.keras.replica_choice import OnlyReplica
 from edl.keras.user_callbacks import KerasCallbacks, NoCallbacks
 from edl.storage import checkpoint_manifest, checkpoint_shards
 from edl.storage.checkpoint_manifest import DATASET_KEY, CheckpointManifest, list_cuts

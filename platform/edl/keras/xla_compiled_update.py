@@ -1,4 +1,6 @@
-"""The update of all variables as one function that XLA compiles, where it can.
+"""What applies an update: one function of all variables, which XLA compiles where it can.
+
+``all_reduce_update`` lets XLA compile the update of a large model, ``local_strategy_update`` never does.
 
 Op by op, TensorFlow passes over the memory of large variables about ten times: each operation of an optimizer reads and
 writes whole arrays. XLA makes one loop of them, which halves the time of an update of ten million parameters. It may

@@ -1,4 +1,6 @@
-"""One update of variables in a job that never has a second rank: gradients are applied as they are.
+"""One update under strategy Local, where there is never a second rank: gradients are applied as they are.
+
+``replica_state`` chooses it; ``optimizer_update`` is its port.
 
 Nothing is summed, so nothing is multiplied by a weight and divided again, and XLA compiles nothing: an update has the
 bits of ``keras.Model.fit`` with ``jit_compile=False``. Nor is anything averaged: a variable that the forward pass
@@ -16,10 +18,10 @@ import tensorflow as tf
 
 from edl.keras.model_contract import ModelModule
 from edl.keras.model_loss import LossReduction
-from edl.keras.replica_update import ReplicaUpdate
+from edl.keras.optimizer_update import ReplicaUpdate
 from edl.keras.traced_function import host_array
-from edl.keras.update_function import UpdateFunction
 from edl.keras.user_code import user_code
+from edl.keras.xla_compiled_update import UpdateFunction
 
 
 class SingleRankUpdate(ReplicaUpdate):

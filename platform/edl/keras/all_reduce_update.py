@@ -1,4 +1,7 @@
-"""One update of variables by sums over all ranks: the buffers that are summed, and the function that applies them.
+"""One update under strategy AllReduce: the buffers that are summed over all ranks, and what applies the sums.
+
+``replica_state`` chooses it for every job that may have a second rank; ``optimizer_update`` is its port. A rank that
+adds several minibatches in a step (gradient accumulation) adds them to the same buffers.
 
 **Buffers.** There is one for each float type of variables: the gradients in the order of the trained variables, each
 aligned, then the changes of statistics. The widest buffer ends with a few counts. They tell ranks that have not run the
@@ -33,11 +36,11 @@ from numpy.typing import NDArray
 from edl.api.errors import BadInputError
 from edl.keras.model_contract import ModelModule
 from edl.keras.model_loss import LossReduction, updating_optimizers
+from edl.keras.optimizer_update import ReplicaUpdate
 from edl.keras.out_of_range_ids import MODEL_LOCATION
-from edl.keras.replica_update import ReplicaUpdate
 from edl.keras.traced_function import as_tensor, host_array
-from edl.keras.update_function import UpdateFunction
 from edl.keras.user_code import user_code
+from edl.keras.xla_compiled_update import UpdateFunction
 from edl.numerics.aligned_memory import ALIGNMENT, allocate_aligned
 from edl.reporting.unit_formats import format_bytes
 

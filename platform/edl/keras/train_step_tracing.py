@@ -1,6 +1,8 @@
-"""The updates that a ``train_step`` of the user's makes, found and traced.
+"""A ``train_step`` of the user's before training: which updates it makes is found, and each of them is traced.
 
-A step of several updates, as of a GAN, is traced into one graph for each (``segmented_step``): the gradients of the
+By what is found here ``replica_choice`` chooses who trains the model.
+
+A step of several updates, as of a GAN, is traced into one graph for each (``segmented_trace``): the gradients of the
 first update end the first graph, and what the user's code does after ``apply`` is traced into the second one. So the
 ranks can sum and apply the first gradients before the second graph runs. The last graph contains what follows the last
 update as well; it sees the variables before this update.
@@ -31,7 +33,7 @@ from edl.keras.custom_train_step import (
     train_step_error,
 )
 from edl.keras.model_building import FLOAT_TYPES, is_seed_state
-from edl.keras.segmented_step import SegmentedTrace, SegmentTrace, trace_segments
+from edl.keras.segmented_trace import SegmentedTrace, SegmentTrace, trace_segments
 from edl.keras.traced_function import spec_for_any_count
 from edl.keras.written_variables import find_written_variables
 

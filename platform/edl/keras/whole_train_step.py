@@ -1,4 +1,6 @@
-"""A ``train_step`` of the user's under strategy Local, called as ``keras.Model.fit`` calls it.
+"""A ``train_step`` of the user's under strategy Local, called whole, as ``keras.Model.fit`` calls it.
+
+``replica_choice`` takes it unless the step makes one update by ``self.optimizer``, and nothing behind it.
 
 Several ranks sum gradients between what a step computes and what it applies, so a step is taken apart there. Of the
 only rank a step need not be: its optimizers are called where the step calls them, and it may write variables by itself.
@@ -27,8 +29,8 @@ from edl.keras.model_building import FLOAT_TYPES
 from edl.keras.model_contract import ModelModule
 from edl.keras.out_of_range_ids import assert_dense_ids_in_range, explain_dense_id_errors
 from edl.keras.replica_state import ReplicaStep, SeveralOptimizersState
-from edl.keras.step_updates import OWN_OPTIMIZER, AppliedUpdate, UpdateTracer, returned_losses
 from edl.keras.traced_function import TracedFunction, read_value
+from edl.keras.train_step_tracing import OWN_OPTIMIZER, AppliedUpdate, UpdateTracer, returned_losses
 from edl.keras.trainable_model import AssignValues
 from edl.keras.user_code import user_code
 from edl.keras.written_variables import find_written_variables

@@ -1,5 +1,7 @@
 """A function that TensorFlow traces into several graphs, one behind the other, so that other code runs in between.
 
+``train_step_tracing`` uses it for a ``train_step`` with several updates.
+
 ``tf.function`` makes one graph of a call. Here the traced function says where a graph ends (:meth:`SegmentTrace.cut`),
 and its rest is traced into the next one. Each graph is nested in the graphs before it, so it may use their tensors, as
 the body of a ``tf.cond`` may: also a gradient tape that began before the cut works. A tensor that a later graph uses

@@ -1,8 +1,9 @@
-"""One update of variables by one optimizer, as a replica makes it: the port between a step and what applies it.
+"""One update of variables by one optimizer, under strategies AllReduce and Local: the port that a step uses.
 
 A step has three parts. Where it is traced, :meth:`ReplicaUpdate.make_addend` takes its gradients and what its forward
-pass has changed. ``write`` keeps what the trace returned, and ``apply`` changes the variables. ``summed_update`` is the
-implementation for several ranks, ``single_rank_update`` the one for a job that never has a second rank.
+pass has changed. ``write`` keeps what the trace returned, and ``apply`` changes the variables. ``all_reduce_update`` is
+the implementation for several ranks, ``local_strategy_update`` the one for a job that never has a second rank;
+``replica_state`` chooses between them.
 """
 
 from __future__ import annotations
