@@ -228,7 +228,7 @@ def describe_data_sets(
         for name in used
         if data_set_paths(data, name)
     }
-    digests = {name: found for name in sets if (found := digest_sources(open_by_name(name)))}
+    digests = {name: digest for name in sets if (digest := digest_sources(open_by_name(name)))}
     if digests:
         sets["digests"] = digests
     if "training" in sets and shuffle_window != 0:

@@ -75,9 +75,9 @@ def find_positional_step(source: tf.data.Dataset, dataset: tf.data.Dataset) -> t
     ancestors = set(_ancestors(result.op))
     for operation in records.graph.get_operations():
         if operation in derived and (operation in ancestors or operation.type == "MakeIterator"):
-            found = _STEPS.get(operation.type) or _find_by_arguments(operation, derived)
-            if found is not None:
-                return found
+            positional_step = _STEPS.get(operation.type) or _find_by_arguments(operation, derived)
+            if positional_step is not None:
+                return positional_step
     return None
 
 
@@ -86,9 +86,9 @@ def _ancestors(operation: Any) -> Iterator[Any]:
     waiting, visited = [operation], {operation}
     while waiting:
         yield (current := waiting.pop())
-        found = {each.op for each in current.inputs} - visited
-        visited |= found
-        waiting.extend(found)
+        unvisited = {each.op for each in current.inputs} - visited
+        visited |= unvisited
+        waiting.extend(unvisited)
 
 
 def _find_by_arguments(operation: Any, derived: set[Any]) -> tuple[str, str] | None:

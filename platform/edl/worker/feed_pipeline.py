@@ -406,8 +406,8 @@ def _texts_of_example(record: bytes) -> list[bytes]:
         return []
     return [
         value
-        for found in features.values()
-        for value in (found if isinstance(found, list) else [found])
+        for feature in features.values()
+        for value in (feature if isinstance(feature, list) else [feature])
         if isinstance(value, bytes)
     ]
 

@@ -446,8 +446,8 @@ class ProgressReporter:
         with self._changed:
             # Some of it may have reached the master. It counts steps by their number, so nothing
             # counts twice.
-            held = [held.to_message(lease) for lease, held in self._buffers.items()]
-            return held + [report.last_progress for report in self._report_queue]
+            in_progress = [buffer.to_message(lease) for lease, buffer in self._buffers.items()]
+            return in_progress + [report.last_progress for report in self._report_queue]
 
     def known_leases(self) -> list[int]:
         """The leases that the master may attribute to this worker."""
@@ -479,7 +479,7 @@ class ProgressReporter:
 
     def _send_progress(self) -> None:
         with self._changed:
-            sent = [held.take_message(lease) for lease, held in self._buffers.items()]
+            sent = [buffer.take_message(lease) for lease, buffer in self._buffers.items()]
         if not sent:
             return
         reply = self._session.report_progress(sent)
@@ -539,12 +539,12 @@ class ProgressReporter:
     def _has_unsent(self) -> bool:
         if self._report_queue or self._warnings or self._has_stopped_training:
             return True
-        return any(held.applied_steps > held.sent_steps for held in self._buffers.values())
+        return any(buffer.applied_steps > buffer.sent_steps for buffer in self._buffers.values())
 
     def _heartbeat_seconds(self) -> float:
         # Four heartbeats within the time after which the master revokes the lease.
         # A worker without a lease need not send anything.
-        return min((held.expires_seconds / 4 for held in self._buffers.values()), default=float("inf"))
+        return min((buffer.expires_seconds / 4 for buffer in self._buffers.values()), default=float("inf"))
 
     def flush(self, timeout: float) -> None:
         """Wait until the master has answered every report.

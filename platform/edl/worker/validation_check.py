@@ -97,14 +97,14 @@ def _takes_by_position(validation: Reader, feeder: FeedFunction, training: Reade
     order = [names.index(name) for name in wanted]
     moved = [[row[at] for at in order] for row in rows]
     in_order = feeder.with_metadata(training.metadata)
-    found = [feeder.make_minibatch(0, RecordWindow(rows)) for _ in range(2)]
-    if not _have_equal_values(*found):
+    minibatches = [feeder.make_minibatch(0, RecordWindow(rows)) for _ in range(2)]
+    if not _have_equal_values(*minibatches):
         return False
     try:
         other = in_order.make_minibatch(0, RecordWindow(moved))
     except FeedError:
         return True
-    return not _have_equal_values(found[0], other)
+    return not _have_equal_values(minibatches[0], other)
 
 
 def _have_equal_values(one: Minibatch | None, other: Minibatch | None) -> bool:
@@ -121,11 +121,13 @@ def _have_equal_values(one: Minibatch | None, other: Minibatch | None) -> bool:
 
 def _format_difference(training: Reader, validation: Reader) -> str:
     """How the formats of the files differ, as text; empty if they do not. A ``feed`` may take both."""
-    used, found = training.metadata.format, validation.metadata.format
-    if used == found:
+    trained_format, validated_format = training.metadata.format, validation.metadata.format
+    if trained_format == validated_format:
         return ""
     names = [source.name for source in validation.sources()]
-    return f"{names[0]} has the format {found}, and data.training the format {used}" if names else ""
+    return (
+        f"{names[0]} has the format {validated_format}, and data.training the format {trained_format}" if names else ""
+    )
 
 
 def _column_differences(training: tuple[str, ...], validation: tuple[str, ...]) -> str:

@@ -151,8 +151,8 @@ class CheckpointWriter:
             raise StorageError(f"cannot be used: {manifest.reason}", where=str(directory))
         arrays: dict[str, np.ndarray[Any, Any]] = {}
         for shard in manifest.shards:
-            found, metadata = read_shard(directory / shard.file)
+            shard_arrays, metadata = read_shard(directory / shard.file)
             if _DECLARATION_KEY in metadata and self._convert is not None:
                 return self._convert(directory)
-            arrays |= found
+            arrays |= shard_arrays
         return arrays

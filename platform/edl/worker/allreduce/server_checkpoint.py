@@ -116,15 +116,15 @@ class _ServerArrays:
         paths = [directory / shard.file for shard in manifest.shards]
         contents = read_checkpoint_contents(paths)
         try:
-            found = cls(OptimizerSpec.from_json(contents.optimizer or {}))
-            found.tables = {table.name: table for table in contents.tables}
+            server_arrays = cls(OptimizerSpec.from_json(contents.optimizer or {}))
+            server_arrays.tables = {table.name: table for table in contents.tables}
             for path in paths:
                 arrays, metadata = read_shard(path)
-                found.version = max(found.version, int(metadata["version"]))
-                found._add(arrays)
+                server_arrays.version = max(server_arrays.version, int(metadata["version"]))
+                server_arrays._add(arrays)
         except (BadInputError, KeyError, ValueError) as error:
             raise StorageError(f"is not a checkpoint of parameter servers: {error}", where=str(directory)) from error
-        return found
+        return server_arrays
 
     def _add(self, arrays: Mapping[str, Any]) -> None:
         former = {old: new for new, old in self.optimizer.former_slot_names.items()}

@@ -165,9 +165,9 @@ class StateDigests:
             worst = _find_drift(before, self._replica.state_arrays())
         own = json.dumps([worst.variable, worst.relative] if worst is not None else None).encode()
         answers = read_answers(communicator.exchange(own), _read_drift, "a difference of states", self.name_rank)
-        for rank, found in enumerate(answers):
-            if found is not None:
-                variable, relative = found
+        for rank, drift in enumerate(answers):
+            if drift is not None:
+                variable, relative = drift
                 raise BadInputError(
                     f"{name_rank(self._facts, rank)} has drifted from {name_rank(self._facts, source)} after step "
                     f"{step:,}: their values of '{variable}' differ by {relative:.2g} of its norm, and rounding "
@@ -201,12 +201,12 @@ class StateDigests:
         table = np.zeros((communicator.size, len(own)), np.int64)
         table[communicator.rank] = list(own.values())
         communicator.all_reduce(table)
-        found = find_divergence(table.tolist())
-        if found is None:
+        divergence = find_divergence(table.tolist())
+        if divergence is None:
             raise BadInputError(f"the workers have different states after step {step:,}", hint=_HINT)
         raise BadInputError(
-            f"{name_rank(self._facts, found.rank)} has another value of '{list(own)[found.variable]}' than "
-            f"{name_rank(self._facts, found.other_rank)} after step {step:,}",
+            f"{name_rank(self._facts, divergence.rank)} has another value of '{list(own)[divergence.variable]}' than "
+            f"{name_rank(self._facts, divergence.other_rank)} after step {step:,}",
             hint=_HINT,
         )
 
@@ -223,10 +223,10 @@ def _read_facts(data: bytes) -> tuple[RankFacts, bool]:
 
 
 def _read_drift(data: bytes) -> tuple[str, float] | None:
-    found = decode_json(data, nonfinite_as_none=True)
-    if found is None:
+    drift = decode_json(data, nonfinite_as_none=True)
+    if drift is None:
         return None
-    variable, relative = found
+    variable, relative = drift
     return str(variable), math.nan if relative is None else float(relative)
 
 

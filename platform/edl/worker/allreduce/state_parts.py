@@ -145,9 +145,11 @@ class StateParts:
             raise PeerRefusedError(f"part {part} of the state came as {frame.kind.name}", kind="bad")
         message = parse_message(pb.RoundState, frame.meta)
         start, end = part_bounds(self._state_bytes, part, self.parts)
-        found = (message.step, message.part, message.parts, len(frame.body))
-        if found != (step, part, self.parts, end - start):
-            raise PeerRefusedError(f"{found} is no part {part} of {self.parts} of the state of step {step}", kind="bad")
+        received = (message.step, message.part, message.parts, len(frame.body))
+        if received != (step, part, self.parts, end - start):
+            raise PeerRefusedError(
+                f"{received} is no part {part} of {self.parts} of the state of step {step}", kind="bad"
+            )
         check_state_bytes(message, frame.body)
 
     def close(self) -> None:

@@ -233,23 +233,23 @@ class LocalTraining:
             WarningRaised(f"continuing from checkpoint {manifest.cut}, at step {self._step:,}", time=time.time())
         )
 
-    def _resume_position(self, found: CheckpointManifest) -> None:
+    def _resume_position(self, manifest: CheckpointManifest) -> None:
         """Take over steps and ledger of a checkpoint; older ones of this strategy have the number of steps only."""
-        ledger = found.ledger
+        ledger = manifest.ledger
         self._resumed_digests = (ledger.get(DATASET_KEY) or {}).get("digests") or {}
         if "returned" in ledger:
             self._position = _continue_begun(ledger)
             self._step, self._done = ledger["done_steps"], ledger["done_records"]
             self._quarantined = sum(end - start for _, _, start, end in ledger["quarantined"])
         else:
-            self._step, self._done = found.version, ledger["records_done"]
+            self._step, self._done = manifest.version, ledger["records_done"]
         self._saved, self._skipped = self._step, ledger.get("records_skipped", 0)
         self._not_finite = ledger.get("updates_skipped", 0)
         self._not_trained = ledger.get("records_not_trained", 0)
         if WORLD_STEP_KEY in ledger:
             self._cut_offset = max(0, list_cuts(self._run.checkpoints)[-1] + 1 - self._step)
         else:
-            self._cut_offset = found.cut - self._step
+            self._cut_offset = manifest.cut - self._step
 
     def run(self) -> str | None:
         """Train, evaluate, write the last checkpoint and export; returns the export's directory.
@@ -322,7 +322,7 @@ class LocalTraining:
         rows = [[source.name, source.records] for source in sources if source.records]
         order = {} if self._shuffled is None else {"order": self._shuffled.order.to_json()}
         used = ("training", "validation") if self._spec.data.validation else ("training",)
-        digests = {name: found for name in used if (found := digest_sources(self._readers(name)))}
+        digests = {name: digest for name in used if (digest := digest_sources(self._readers(name)))}
         return {
             "training": rows,
             "validation": [[each.name, each.records] for each in validation],
