@@ -176,10 +176,10 @@ class InitialWeights:
         for number, variable in variables.items():
             stored = self.states.get(number)
             if stored is None or stored.shape != tuple(variable.shape):
-                there = "missing" if stored is None else _shape_text(stored.shape)
+                stored_shape = "missing" if stored is None else _shape_text(stored.shape)
                 raise BadInputError(
                     f"these weights belong to another model (model.init_from): the variable '{variable.name}' is "
-                    f"{_shape_text(variable.shape)} in the model, and {there} there",
+                    f"{_shape_text(variable.shape)} in the model, and {stored_shape} there",
                     where=str(self.path),
                     hint=_OTHER_MODEL_HINT,
                 )
