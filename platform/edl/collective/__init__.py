@@ -6,7 +6,8 @@ is closed or broken. Data goes through TCP or Unix sockets, or through memory th
 one machine share. Reductions run in C++ (``native_ring``, built from ``edl/numerics/native``) or in
 NumPy (``numpy_ring``), with the same bits and frames. docs/design/0011 describes the protocol.
 
-May import: edl.transport, edl.numerics, edl.core.backoff, edl.api, NumPy. Never: Keras, TensorFlow, the master.
+May import: edl.transport, edl.numerics, edl.retry, edl.core.backoff, edl.api, NumPy. Never: Keras,
+TensorFlow, the master.
 This package makes no decision about rounds: the caller decides which ranks are in a round, and what
 follows from a loss.
 """

@@ -16,10 +16,10 @@ from edl.collective.round_errors import RoundBrokenError
 from edl.collective.round_frames import JoinRequest, RoundHeader
 from edl.collective.shared_memory import RING_BYTES, SharedSegment, can_share_memory, receive_entry, send_entry
 from edl.core.backoff import ExponentialBackoff
+from edl.retry.attempts import Retry
 from edl.transport.bulk_client import BulkClient
 from edl.transport.bulk_connection import FrameKind, set_kernel_timeout
 from edl.transport.peer_errors import PeerRefusedError
-from edl.transport.retry import draw_jitter
 
 # Between attempts while the neighbour is not listening yet. Short, because all ranks wait for the last one.
 _BACKOFF = ExponentialBackoff(first_seconds=0.01, max_seconds=0.04)
@@ -129,7 +129,7 @@ def _join_next(
     address = members[rank]
     offered = shared_memory and address.startswith("unix:")
     request = JoinRequest(admission.round_id, admission.rank, rank, admission.size, offered)
-    problem, failures = "it was not asked", 0
+    problem, retry = "it was not asked", Retry(_BACKOFF, admission.wait)
     while (left := deadline - time.monotonic()) > 0:
         admission.check()
         try:
@@ -147,14 +147,12 @@ def _join_next(
             # address is another job's by now, and the neighbour cannot be reached; the master will hear why.
             if refused.kind in ("token", "version"):
                 problem = f"another job has its address: {refused.message}"
-                failures += 1
-                admission.wait(_BACKOFF.jittered_delay(failures, draw_jitter()))
+                retry.wait()
                 continue
             raise RoundBrokenError(rank, f"rank {rank} refuses: {refused.message}") from refused
         except RetryableError as error:
             problem = str(error)
-            failures += 1
-            admission.wait(_BACKOFF.jittered_delay(failures, draw_jitter()))
+            retry.wait()
     admission.check()
     raise RoundBrokenError(rank, f"rank {rank} cannot be reached: {problem}")
 

@@ -1,9 +1,9 @@
 """Exponential backoff: the delay doubles after each consecutive failure, up to a limit.
 
-Every retry takes its delays from here. Where several processes may fail together, such as all workers
-of a job whose master restarts, the delays have jitter, and the random number is an argument
-(``edl.transport.retry`` has the source of roles). Decisions of the core, which a journal replays, and
-the only client of a server use delays without jitter.
+Every retry takes its delays from here; ``edl.retry.attempts`` counts its attempts and waits. Where several
+processes may fail together, such as all workers of a job whose master restarts, the delays have jitter, and
+the random number is an argument. Decisions of the core, which a journal replays, and the only client of a
+server use delays without jitter.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ returns. ``docs/bring-your-own-data.md`` shows how to use them. Everything else 
 
 Built-in readers count and read records without TensorFlow, and each name is imported when it is first used.
 
-May import: edl.numerics, edl.jobfile, edl.core, edl.api.
+May import: edl.numerics, edl.jobfile, edl.retry, edl.core, edl.api.
 """
 
 from __future__ import annotations

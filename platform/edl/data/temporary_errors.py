@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
 from edl.api.errors import RetryableError
 from edl.core.backoff import ExponentialBackoff
+from edl.retry.attempts import Retry
 
 ResultT = TypeVar("ResultT")
 _log = logging.getLogger(__name__)
@@ -17,9 +17,6 @@ _log = logging.getLogger(__name__)
 TRIES = 4
 _BACKOFF = ExponentialBackoff(first_seconds=0.4, max_seconds=5.0)
 pause = time.sleep
-draw_jitter = random.Random().random  # noqa: S311 - jitter
-"""A generator of its own: models seed the interpreter's, so all workers would try again at the same time, and a retry
-would change the numbers that the model draws."""
 
 
 def retry_temporary(
@@ -39,13 +36,13 @@ def retry_temporary(
         tries: how often the action is tried.
         hides_cause: the original error is no cause of the translated one: its text may have a password.
     """
-    for attempt in range(1, tries + 1):
+    retry = Retry(_BACKOFF, pause, tries=tries)
+    while True:
         try:
             return action()
         except errors as error:
             translated = translate(error)
-            if not isinstance(translated, RetryableError) or attempt == tries:
+            if not isinstance(translated, RetryableError) or retry.is_last:
                 raise translated from (None if hides_cause else error)
             _log.info("%s; trying again", translated)
-            pause(_BACKOFF.jittered_delay(attempt, draw_jitter()))
-    raise AssertionError("unreachable")
+            retry.wait()

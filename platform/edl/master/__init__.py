@@ -2,6 +2,6 @@
 
 It feeds events and the time into the core and executes the commands that come out.
 
-May import: edl.cluster, edl.reporting, edl.transport, edl.storage, edl.data, edl.jobfile, edl.core,
-edl.api. Never: TensorFlow, user code.
+May import: edl.cluster, edl.reporting, edl.transport, edl.storage, edl.data, edl.jobfile, edl.retry,
+edl.core, edl.api. Never: TensorFlow, user code.
 """

@@ -34,9 +34,8 @@ from edl.storage.checkpoint_manifest import (
 from edl.storage.durable_files import sync_directory, sync_file, translate_os_errors
 from edl.storage.safetensors_header import read_safetensors_header
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import ControlChannel
+from edl.transport.control_client import ControlChannel, RetryPolicy
 from edl.transport.control_methods import PsControlMethods
-from edl.transport.retry import RetryPolicy
 
 log = logging.getLogger(__name__)
 

@@ -43,12 +43,12 @@ from edl.core.events import (
 from edl.core.partition import initial_placement
 from edl.master import guarded_threads
 from edl.master.checkpoint_coordinator import CheckpointCoordinator
+from edl.retry.attempts import Retry
 from edl.storage.checkpoint_manifest import cut_directory
 from edl.transport import edl_pb2 as pb
 from edl.transport.control_client import ControlChannel
 from edl.transport.control_methods import ControlMethod, PsControlMethods
 from edl.transport.peer_errors import refusal_kind
-from edl.transport.retry import draw_jitter
 
 # --------------------------------------------------------------------------------------------------
 # Commands of the core as requests to a parameter server, and the answers as events.
@@ -280,7 +280,7 @@ class PsConnection:
         """
         # Only the cluster decides that a PS is dead. Until then the request may be on its way or
         # already answered. Repeating it is safe: a PS does the same cut or lease only once.
-        since, failures = self._clock(), 0
+        retry, since = Retry(_BACKOFF, self._closed.wait), self._clock()
         while not self.is_closed:
             try:
                 return self._send_once(request)
@@ -289,8 +289,7 @@ class PsConnection:
                 if waited >= self._answer_timeout and not self.is_closed:
                     on_silence(waited)
                     since = self._clock()
-            failures += 1
-            self._closed.wait(_BACKOFF.jittered_delay(failures, draw_jitter()))
+            retry.wait()
         raise PsGoneError(f"ps-{self.index} is gone", where=self.control_address)
 
     def _send_once(self, request: ControlRequest) -> object:

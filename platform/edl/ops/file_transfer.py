@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from edl.api.errors import SIGTERM_EXIT, BadInputError, EdlError, RetryableError, StorageError
 from edl.core.backoff import ExponentialBackoff
+from edl.retry.attempts import Retry, no_jitter
 from edl.storage.copy_protocol import (
     BUSY_FRAME,
     CHUNK_BYTES,
@@ -372,16 +373,15 @@ class VolumeSession:
         """
         from edl.ops import helper_pod
 
-        for attempt in range(MAX_ATTEMPTS):
+        retry = Retry(_RECONNECT_BACKOFF, time.sleep, tries=MAX_ATTEMPTS, jitter=no_jitter)
+        while True:
             try:
                 with helper_pod.exec_file_server(self._api, self._pod) as execution:
                     return work(VolumeFiles(execution))
             except RetryableError as error:
-                if attempt == MAX_ATTEMPTS - 1:
+                if not retry.wait():
                     error.hint = "Run the same command again: it resumes the copy."
                     raise
-                time.sleep(_RECONNECT_BACKOFF.delay(attempt + 1))
-        raise AssertionError("unreachable")
 
     def copy_files(self, plan: CopyPlan, *, upload: bool) -> int:
         """Execute a plan; returns the bytes that were transferred."""

@@ -5,6 +5,6 @@
 parameters; ``shard_writer`` and ``shard_restore`` take them to disk and back. ``bulk_handler``
 answers workers, ``control_service`` the master. docs/design/0002 specifies the protocol.
 
-May import: edl.transport, edl.storage, edl.numerics, edl.jobfile, edl.core, edl.api. Never:
-TensorFlow, user code.
+May import: edl.transport, edl.storage, edl.numerics, edl.jobfile, edl.retry, edl.core, edl.api.
+Never: TensorFlow, user code.
 """

@@ -24,6 +24,7 @@ from edl.ps.model_state import StoreFactory
 from edl.ps.parameter_server import ParameterServer
 from edl.ps.shard_writer import ShardWriter
 from edl.ps.statistics_collector import PsStatisticsCollector
+from edl.retry.attempts import Retry
 from edl.storage.run_directory import RunDirectory
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_server import BulkServer
@@ -34,7 +35,6 @@ from edl.transport.edl_pb2_grpc import add_PsControlServicer_to_server
 from edl.transport.listener import BULK_PORT, CONTROL_PORT, TcpAddress
 from edl.transport.peer_errors import PeerRefusedError
 from edl.transport.process_identity import ProcessIdentity, count_available_cores
-from edl.transport.retry import draw_jitter
 
 # --------------------------------------------------------------------------------------------------
 # Registration with the master, repeated every second for as long as both processes live. It is
@@ -94,7 +94,7 @@ def keep_registered(
     logged_problem: object = ()
     last_reply_at = clock()
     has_registered = False
-    failures = 0
+    retry = Retry(_REGISTER_BACKOFF, stop_requested.wait)
     while not stop_requested.is_set():
         problem = _register_once(channel, registration, collect_figures(), record_incarnation)
         if problem is None:
@@ -107,8 +107,11 @@ def keep_registered(
         if type(problem) is not logged_problem:
             log.info("%s", f"waiting for the master: {problem}" if problem else f"registered with {channel.address}")
             logged_problem = type(problem)
-        failures = failures + 1 if problem else 0
-        stop_requested.wait(_REGISTER_BACKOFF.jittered_delay(failures, draw_jitter()) if problem else _REGISTER_PERIOD)
+        if problem:
+            retry.wait()
+        else:
+            retry.reset()
+            stop_requested.wait(_REGISTER_PERIOD)
     if has_registered:
         _serve_until_released(channel, registration, collect_figures, clock)
 

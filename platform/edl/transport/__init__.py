@@ -4,5 +4,5 @@
 protocol's version first. Received data is never unpickled or evaluated. Sizes are checked before memory
 is allocated.
 
-May import: edl.api, edl.core.
+May import: edl.retry, edl.core, edl.api.
 """

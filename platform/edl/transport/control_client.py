@@ -7,23 +7,39 @@ RefusedError that names the peer.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 
 from edl.api.errors import EdlError, RetryableError
+from edl.core.backoff import ExponentialBackoff
+from edl.retry.attempts import Retry, draw_jitter
 from edl.transport.control_methods import ControlMethod, ReplyT, RequestT
 from edl.transport.handshake import CLIENT_OPTIONS, PROTOCOL_VERSION, TOKEN_KEY, VERSION_KEY
 from edl.transport.listener import parse_address
 from edl.transport.message_validation import parse_message
 from edl.transport.peer_errors import PeerRefusedError, translate_rpc_error
-from edl.transport.retry import RetryPolicy, RetryTiming
 
 _RECONNECT_CODES = frozenset(
     {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED},
 )
 """After these, the connection may be dead (a vanished pod answers no packet), so the next attempt uses a new one."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How long to retry. With the defaults, a client finds a restarted master in well under a second.
+
+    Attributes:
+        timeout_seconds: seconds after the first attempt, after which no other attempt begins.
+        backoff: the delays between attempts.
+    """
+
+    timeout_seconds: float = 10.0
+    backoff: ExponentialBackoff = field(default_factory=lambda: ExponentialBackoff(0.05, 0.5))
 
 
 class ControlChannel:
@@ -32,17 +48,25 @@ class ControlChannel:
     Args:
         address: ``unix:<path>`` or ``host:port``.
         token: the job's token.
-        timing: clock, sleep and random numbers for retries.
+        sleep, jitter, clock: those of retries; see ``edl.retry.attempts``.
 
     Raises:
         BadInputError: the address is invalid.
     """
 
-    def __init__(self, address: str, token: str, *, timing: RetryTiming | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        *,
+        sleep: Callable[[float], object] = time.sleep,
+        jitter: Callable[[], float] = draw_jitter,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         parse_address(address)  # raises for an invalid one: gRPC would only fail in the first call
         self.address = address
         self._metadata = ((TOKEN_KEY, token), (VERSION_KEY, str(PROTOCOL_VERSION)))
-        self._retry_timing = timing or RetryTiming()
+        self._sleep, self._jitter, self._clock = sleep, jitter, clock
         self._lock = threading.Lock()
         self._closed = False
         self._connection = _GrpcConnection(address)
@@ -69,17 +93,19 @@ class ControlChannel:
         """
         if retry is None:
             return self._call_once(method, request, timeout)
-        until = self._retry_timing.clock() + retry.timeout_seconds
-        failures = 0
+        attempts = Retry(
+            retry.backoff,
+            self._sleep,
+            timeout_seconds=retry.timeout_seconds,
+            jitter=self._jitter,
+            clock=self._clock,
+        )
         while True:
             try:
                 return self._call_once(method, request, timeout)
             except RetryableError:
-                failures += 1
-                wait = retry.backoff.jittered_delay(failures, self._retry_timing.jitter())
-                if self._retry_timing.clock() + wait > until:
+                if not attempts.wait():
                     raise
-            self._retry_timing.sleep(wait)
 
     def close(self) -> None:
         """Close the connection and end its calls. Closing twice does nothing."""

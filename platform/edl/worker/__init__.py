@@ -5,5 +5,5 @@ the master's journal. ``edl.keras`` adapts the user's model; ``local_strategy`` 
 which needs no master.
 
 May import: edl.keras, edl.collective, edl.reporting, edl.transport, edl.storage, edl.data, edl.numerics,
-edl.jobfile, edl.core, edl.api.
+edl.jobfile, edl.retry, edl.core, edl.api.
 """

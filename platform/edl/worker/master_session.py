@@ -21,10 +21,10 @@ from edl.api.errors import JobFailedError, RetryableError
 from edl.core.backoff import ExponentialBackoff
 from edl.core.partition import owner_of_name, slot_of_row
 from edl.core.strict_json import escape_surrogates
+from edl.retry.attempts import Retry, draw_jitter
 from edl.transport import edl_pb2 as pb
 from edl.transport.control_client import ControlChannel
 from edl.transport.control_methods import MasterMethods
-from edl.transport.retry import draw_jitter
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,11 +271,11 @@ class MasterSession:
     def _call_with_retry(
         self, method: str, request: Callable[[], Any], *, deadline: float = _CALL_TIMEOUT_SECONDS
     ) -> Any:
-        failures = 0
+        retry = Retry(_BACKOFF, self._pause, jitter=self._jitter)
         while True:
             try:
                 # A restarted master does not know this worker, and the placement may have changed.
-                if failures and method != "Register":
+                if retry.failures and method != "Register":
                     self._observe_reply(
                         self._call("Register", self._make_registration(), deadline=_CALL_TIMEOUT_SECONDS)
                     )
@@ -285,12 +285,11 @@ class MasterSession:
                 # Counted from the last answer to a request of any thread: it shows that a master is
                 # there.
                 self._give_up_after_timeout(error)
-                if not failures:
+                if not retry.failures:
                     _LOG.info("the master does not answer (%s): retrying", error.message)
-                failures += 1
-                self._pause(_BACKOFF.jittered_delay(failures, self._jitter()))
+                retry.wait()
             else:
-                if failures:
+                if retry.failures:
                     _LOG.info("the master answers again (incarnation %d)", self._incarnation)
                 return reply
 

@@ -18,11 +18,11 @@ from google.protobuf.message import Message
 
 from edl.api.errors import BadInputError, JobFailedError, RetryableError
 from edl.core.backoff import ExponentialBackoff
+from edl.retry.attempts import Retry, draw_jitter
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import BulkClient
 from edl.transport.bulk_connection import FrameKind, ReceivedFrame
 from edl.transport.peer_errors import BulkRefusedError
-from edl.transport.retry import draw_jitter
 from edl.worker.master_session import PsPlacement
 
 _LOG = logging.getLogger(__name__)
@@ -119,14 +119,13 @@ class PsBulkConnections:
             RefusedError: a PS refused permanently; ModelMismatchError if it refused the model.
         """
         answers: dict[int, ReceivedFrame] = {}
-        started_at, failures = self._clock(), 0
+        started_at, retry = self._clock(), Retry(_BACKOFF, self._pause, jitter=self._jitter)
         while problem := self._try_once({p: r for p, r in requests.items() if p not in answers}, answers):
             if self._clock() - started_at >= self._answer_timeout:
                 raise JobFailedError(f"a parameter server does not answer: {problem.message}", where=problem.where)
-            failures += 1
-            if failures == 1:
+            if not retry.failures:
                 _LOG.info("a parameter server does not answer (%s): retrying", problem.message)
-            self._pause(_BACKOFF.jittered_delay(failures, self._jitter()))
+            retry.wait()
             # The PS may have been replaced, and only the master knows where its successor is.
             self._drop_replaced(self._directory.register())
         return answers

@@ -24,7 +24,7 @@ from edl.core.shuffle import SHUFFLED_SOURCE_NAME
 from edl.data.file_digests import FileCheck
 from edl.data.reader import CorruptRange, CorruptRecordError, Reader, Record
 from edl.data.reader_factory import shuffled_order
-from edl.transport.retry import draw_jitter
+from edl.retry.attempts import Retry, draw_jitter
 from edl.worker.lease_client import LeasedTask
 
 if TYPE_CHECKING:
@@ -399,18 +399,18 @@ class RecordStream:
         start, end = task.step_range(step)
         if self._batches.drop_remainder and task.is_remainder(step):
             return RecordWindow(())
-        for attempt in range(1, _READ_TRIES + 1):
+        retry = Retry(_READ_BACKOFF, self._pause, tries=_READ_TRIES, jitter=self._jitter)
+        while True:
             try:
                 self._file_check.check(task.file_digests, "" if task.shuffle_window else task.source)
                 if task.shuffle_window:
                     return self._corrupt_records.read_shuffled(self._open_shuffled(task), task.epoch, start, end)
                 return self._corrupt_records.read(self._get_reader(), task.source, start, end)
             except RetryableError as error:
-                if attempt == _READ_TRIES:
+                if retry.is_last:
                     raise
                 _LOG.warning("%s; reading again", error)
-                self._pause(_READ_BACKOFF.jittered_delay(attempt, self._jitter()))
-        raise AssertionError("unreachable")
+                retry.wait()
 
     def _open_shuffled(self, task: LeasedTask) -> PositionReader:
         """Open the shuffled order of a task.

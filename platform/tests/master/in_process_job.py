@@ -36,12 +36,11 @@ from edl.storage.durable_files import read_json
 from edl.storage.journal import Journal
 from edl.storage.run_directory import RunDirectory
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import ControlChannel
+from edl.transport.control_client import ControlChannel, RetryPolicy
 from edl.transport.control_methods import MasterMethods as Methods
 from edl.transport.control_server import start_control_server
 from edl.transport.edl_pb2_grpc import add_PsControlServicer_to_server
 from edl.transport.process_identity import ProcessIdentity
-from edl.transport.retry import RetryPolicy
 
 MODEL = ModelDeclaration((VariableSpec("w", (3,)),), (), OptimizerSpec("sgd", {}), "model")
 RECORDS, VALIDATION = 40, 12

@@ -28,7 +28,7 @@ from edl.master.ps_client import PsControlClient
 from edl.storage.checkpoint_manifest import cut_directory
 from edl.storage.durable_files import read_json, write_json
 from edl.storage.segment_chain import SegmentChain
-from edl.transport.retry import RetryPolicy
+from edl.transport.control_client import RetryPolicy
 
 
 def test_a_job_trains_evaluates_and_exports() -> None:

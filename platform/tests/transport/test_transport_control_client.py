@@ -20,15 +20,15 @@ from support.sleep_clock import SleepClock
 
 from edl.api.errors import BadInputError, EdlError, RefusedError, RetryableError
 from edl.core.backoff import ExponentialBackoff
+from edl.retry.attempts import no_jitter
 from edl.transport import control_client, control_server
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import ControlChannel
+from edl.transport.control_client import ControlChannel, RetryPolicy
 from edl.transport.control_methods import MasterMethods, PsControlMethods
 from edl.transport.control_server import ControlServer, start_control_server
 from edl.transport.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 from edl.transport.handshake import MAX_MESSAGE_BYTES, PROTOCOL_VERSION
 from edl.transport.peer_errors import PeerRefusedError
-from edl.transport.retry import RetryPolicy, RetryTiming
 
 TOKEN = "0123456789abcdef" * 4
 
@@ -58,8 +58,8 @@ class RetryTime(SleepClock):
         self.slept.append(seconds)
         self._wake()
 
-    def timing(self) -> RetryTiming:
-        return RetryTiming(clock=self.clock, sleep=self.sleep, jitter=lambda: 1.0)
+    def options(self) -> dict[str, Callable[..., Any]]:
+        return {"clock": self.clock, "sleep": self.sleep, "jitter": no_jitter}
 
 
 @pytest.fixture(params=["unix", "tcp"])
@@ -104,7 +104,7 @@ def test_a_call_and_its_reply(start: Start, open_channel: Opened) -> None:
 @pytest.mark.parametrize("token", ["", "wrong", TOKEN[:-1]])
 def test_a_wrong_token_is_refused_and_not_tried_again(start: Start, open_channel: Opened, token: str) -> None:
     time, server = RetryTime(), start()
-    channel = open_channel(server.address, token, timing=time.timing())
+    channel = open_channel(server.address, token, **time.options())
     with pytest.raises(PeerRefusedError, match="token") as refused:
         channel.call(MasterMethods.Progress, ASK, timeout=5.0, retry=RetryPolicy())
     assert (refused.value.kind, refused.value.where, time.slept) == ("token", server.address, [])
@@ -191,7 +191,7 @@ def test_a_busy_handler_is_tried_again(start: Start, open_channel: Opened) -> No
         return answer
 
     time, server = RetryTime(), start(ScriptedService(progress))
-    channel = open_channel(server.address, timing=time.timing())
+    channel = open_channel(server.address, **time.options())
     reply = channel.call(
         MasterMethods.Progress, ASK, timeout=5.0, retry=RetryPolicy(backoff=ExponentialBackoff(0.1, 0.5))
     )
@@ -202,7 +202,7 @@ def test_a_busy_handler_is_tried_again(start: Start, open_channel: Opened) -> No
 def test_an_absent_peer_is_tried_until_time_is_up(open_channel: Opened, tmp_path: Path) -> None:
     time, address = RetryTime(), f"unix:{tmp_path}/nobody"
     with pytest.raises(RetryableError, match=f"{address}: Progress: ") as error:
-        open_channel(address, timing=time.timing()).call(
+        open_channel(address, **time.options()).call(
             MasterMethods.Progress, ASK, timeout=5.0, retry=RetryPolicy(timeout_seconds=2.0)
         )
     assert error.value.where == address
@@ -212,7 +212,7 @@ def test_an_absent_peer_is_tried_until_time_is_up(open_channel: Opened, tmp_path
 def test_without_a_retry_there_is_one_try(open_channel: Opened, tmp_path: Path) -> None:
     time = RetryTime()
     with pytest.raises(RetryableError):
-        open_channel(f"unix:{tmp_path}/nobody", timing=time.timing()).call(MasterMethods.Progress, ASK, timeout=5.0)
+        open_channel(f"unix:{tmp_path}/nobody", **time.options()).call(MasterMethods.Progress, ASK, timeout=5.0)
     assert time.slept == []
 
 
@@ -260,7 +260,7 @@ def test_a_silent_call_does_not_cut_off_another(start: Start, open_channel: Open
 
 def test_a_message_above_the_limit_is_refused_and_not_tried_again(start: Start, open_channel: Opened) -> None:
     time = RetryTime()
-    channel = open_channel(start().address, timing=time.timing())
+    channel = open_channel(start().address, **time.options())
     leases = [pb.LeaseProgress(lease=1 << 60, through=1 << 60)] * (MAX_MESSAGE_BYTES // 20)
     with pytest.raises(PeerRefusedError, match="larger than max"):
         channel.call(MasterMethods.Progress, pb.ProgressRequest(leases=leases), timeout=5.0, retry=RetryPolicy())
@@ -270,7 +270,7 @@ def test_a_message_above_the_limit_is_refused_and_not_tried_again(start: Start, 
 def test_a_server_is_back_on_its_address(start: Start, open_channel: Opened) -> None:
     server = start()
     time = RetryTime(wake=lambda: start(at=server.address) and None if len(time.slept) == 2 else None)
-    channel = open_channel(server.address, timing=time.timing())
+    channel = open_channel(server.address, **time.options())
     channel.call(MasterMethods.Progress, ASK, timeout=5.0)
     server.stop()
     assert channel.call(MasterMethods.Progress, ASK, timeout=5.0, retry=RetryPolicy()).incarnation == 7

@@ -42,7 +42,7 @@ class CommandRetry(urllib3.Retry):
         _pool: Any = None,
         _stacktrace: Any = None,
     ) -> Self:
-        """See ``urllib3.Retry.increment``."""
+        """Override the method of urllib3."""
         before = sum(isinstance(each.error, SilenceError) for each in self.history)
         # each timeout takes 10 s, so the usual number of retries would block a command for most of a minute
         if isinstance(error, SilenceError) and before + 1 >= MAX_TIMEOUTS:

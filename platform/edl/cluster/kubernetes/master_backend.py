@@ -7,7 +7,6 @@ succeeded, because another master may decide until then.
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -47,6 +46,7 @@ from edl.cluster.kubernetes.service_account import connect_service_account
 from edl.cluster.kubernetes.status_publisher import KubeStatusPublisher
 from edl.core.backoff import ExponentialBackoff
 from edl.jobfile.path_resolution import has_shared_storage
+from edl.retry.attempts import Retry
 
 # --------------------------------------------------------------------------------------------------
 # All objects of a job belong to its Job, and are deleted with it.
@@ -444,10 +444,9 @@ class KubeMasterBackend:
 
 def _retry_until(step: Callable[[], bool], deadline: float) -> bool:
     """Repeat a step until it succeeds or the deadline has passed; return whether it succeeded."""
-    failures = 0
+    retry = Retry(_CONCLUDE_BACKOFF, time.sleep)
     while not step():
         if time.monotonic() >= deadline:
             return False
-        failures += 1
-        time.sleep(_CONCLUDE_BACKOFF.jittered_delay(failures, random.random()))  # noqa: S311 - jitter
+        retry.wait()
     return True

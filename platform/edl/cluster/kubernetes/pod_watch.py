@@ -8,7 +8,6 @@ arrive about once a minute and distinguish a quiet watch from a broken one.
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +21,7 @@ from edl.cluster.kubernetes.api_errors import ForbiddenError, ServerBusyError
 from edl.cluster.kubernetes.resource_kinds import PODS, Manifest, is_being_deleted
 from edl.cluster.watch_deduplicator import WatchDeduplicator
 from edl.core.backoff import ExponentialBackoff
+from edl.retry.attempts import Retry, draw_jitter
 
 # --------------------------------------------------------------------------------------------------
 # A cache of the job's pod objects: names, requested deletions, and when a pod started to leave.
@@ -171,21 +171,22 @@ class WatchSettings:
     idle_timeout: float = 75.0
     forbidden_timeout: float = 60.0
     backoff: ExponentialBackoff = field(default_factory=ExponentialBackoff)
-    jitter: Callable[[], float] = random.random
+    jitter: Callable[[], float] = draw_jitter
     clock: Callable[[], float] = time.monotonic
 
 
 @dataclass(slots=True)
 class _FailureState:
-    """Consecutive failures, and whether the last watch worked."""
+    """The attempts, and whether the last watch worked."""
 
-    failures: int = 0
+    retry: Retry
     last_succeeded: bool = False
     forbidden_since: float | None = None
 
     def reset(self) -> None:
         """Record a success."""
-        self.failures, self.last_succeeded, self.forbidden_since = 0, True, None
+        self.retry.reset()
+        self.last_succeeded, self.forbidden_since = True, None
 
 
 class PodWatch:
@@ -205,8 +206,10 @@ class PodWatch:
         self._api, self._namespace, self._selector, self._pod_cache = api, namespace, selector, pod_cache
         self._settings = settings or WatchSettings()
         self._deduplicator = WatchDeduplicator(pod_cache.final_status)
-        self._failure_state = _FailureState()
         self._closed = threading.Event()
+        self._failure_state = _FailureState(
+            Retry(self._settings.backoff, self._closed.wait, jitter=self._settings.jitter)
+        )
         self._lock = threading.Lock()
         self._stream: ResponseStream | None = None
 
@@ -298,7 +301,7 @@ class PodWatch:
             self._failure_state.forbidden_since = now if since is None else since
             if now - self._failure_state.forbidden_since > self._settings.forbidden_timeout:
                 raise error
-        if self._failure_state.failures == 0:
+        if not self._failure_state.retry.failures:
             log.info("the watch of the pods starts again: %s", error.message)
         self._back_off(error.retry_after if isinstance(error, ServerBusyError) else None)
 
@@ -309,7 +312,5 @@ class PodWatch:
         self._failure_state.last_succeeded = False
 
     def _back_off(self, retry_after: float | None) -> None:
-        self._failure_state.failures, self._failure_state.last_succeeded = self._failure_state.failures + 1, False
-        self._closed.wait(
-            self._settings.backoff.jittered_delay(self._failure_state.failures, self._settings.jitter(), retry_after)
-        )
+        self._failure_state.last_succeeded = False
+        self._failure_state.retry.wait(retry_after)

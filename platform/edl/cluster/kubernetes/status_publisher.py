@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +16,7 @@ from edl.cluster.kubernetes.api_errors import ApiError, ConflictError, NotFoundE
 from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, Manifest
 from edl.cluster.status_port import DesiredState
 from edl.core.backoff import ExponentialBackoff
+from edl.retry.attempts import Retry
 
 # --------------------------------------------------------------------------------------------------
 # The desired state of a running job: the annotation ``edl.dev/desired`` of its Job, a JSON object.
@@ -107,12 +107,15 @@ class KubeStatusPublisher:
         self._thread.join(FINAL_PUBLISH_SECONDS)
 
     def _publish_loop(self) -> None:
-        failures = 0
+        retry = Retry(_BACKOFF, self._wait_or_close)
         while (pages := self._next_pages()) is not None:
             began = self._clock()
-            error = self._write_pages(pages, quiet=failures > 0)
-            failures = failures + 1 if error else 0
-            pause = _retry_delay(failures, error) if error else PUBLISH_PERIOD_SECONDS - (self._clock() - began)
+            error = self._write_pages(pages, quiet=retry.failures > 0)
+            if error:
+                pause = retry.next_delay(_asked_delay(error))
+            else:
+                retry.reset()
+                pause = PUBLISH_PERIOD_SECONDS - (self._clock() - began)
             again = pages if isinstance(error, RetryableError) else None
             if not self._wait_before_retry(again, pause):
                 return
@@ -163,20 +166,19 @@ class KubeStatusPublisher:
     def watch_desired_state(self) -> Iterator[DesiredState]:
         """Yield the desired state now, then every change, until ``close``. Errors of the server are retried."""
         last: DesiredState | None = None
-        failures = 0
+        retry = Retry(_BACKOFF, self._wait_or_close)
         while not self._closing:
             try:
                 for job in self._watch_job():
-                    failures = 0
+                    retry.reset()
                     wanted = read_desired_state(job)
                     if wanted != last:
                         last = wanted
                         yield wanted
             except ApiError as error:
-                failures += 1
                 if not isinstance(error, RetryableError):
                     log.warning("the desired state cannot be read: %s", error)
-                self._wait_or_close(_retry_delay(failures, error))
+                retry.wait(_asked_delay(error))
 
     def _watch_job(self) -> Iterator[Manifest]:
         """The Job now, then after each change, until the stream ends."""
@@ -195,6 +197,5 @@ class KubeStatusPublisher:
             self._changed.wait_for(lambda: self._closing, seconds)
 
 
-def _retry_delay(failures: int, error: ApiError) -> float:
-    asked = error.retry_after if isinstance(error, ServerBusyError) else None
-    return _BACKOFF.jittered_delay(failures, random.random(), asked)  # noqa: S311 - jitter
+def _asked_delay(error: ApiError) -> float | None:
+    return error.retry_after if isinstance(error, ServerBusyError) else None

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import time
 from collections.abc import Iterator, Mapping
-from itertools import count
 from pathlib import Path
 
 from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, PodStatus, Role, WatchSynced
@@ -15,6 +13,7 @@ from edl.api.errors import BadInputError, RetryableError
 from edl.cluster.local import supervisor_protocol
 from edl.cluster.watch_deduplicator import WatchDeduplicator
 from edl.core.backoff import ExponentialBackoff
+from edl.retry.attempts import Retry, no_jitter
 
 ANSWER_SECONDS = 10.0
 """Maximum time for one answer. Starting a process takes milliseconds."""
@@ -144,15 +143,13 @@ class LocalCluster:
 
     def _connect(self) -> _SupervisorConnection:
         """Connect and authenticate; retries for ``connect_seconds``."""
-        deadline = time.monotonic() + self._connect_seconds
-        for failures in count(1):
+        retry = Retry(_CONNECT_BACKOFF, self._closed.wait, timeout_seconds=self._connect_seconds, jitter=no_jitter)
+        while True:
             try:
                 return self._connect_once()
             except OSError as error:
-                pause = _CONNECT_BACKOFF.delay(failures)
-                if time.monotonic() + pause > deadline or self._closed.wait(pause):
+                if not retry.wait() or self._closed.is_set():
                     raise RetryableError(f"The supervisor cannot be reached: {error}", where=str(self._path)) from error
-        raise AssertionError("unreachable")
 
     def _connect_once(self) -> _SupervisorConnection:
         connection = _SupervisorConnection(self._path)
