@@ -30,6 +30,65 @@ _LEAST_COPIES, _FEW_ROWS = 10, 10_000
 
 
 @dataclass(frozen=True, slots=True)
+class RowForm:
+    """What prepared rows are made of.
+
+    Attributes:
+        inputs: of the model.
+        label: column of the query; None: rows have no label.
+        kind: what the model predicts: classes are texts, a number stays one.
+    """
+
+    inputs: ModelInputs
+    label: str | None = None
+    kind: LabelKind | None = None
+
+    @property
+    def query_columns(self) -> list[str]:
+        """The columns of the query that are read."""
+        columns = dict.fromkeys(each.column for each in self.inputs.inputs)
+        return list(columns if self.label is None else columns | {self.label: None})
+
+    def schema(self, *, stacked: bool = False) -> Any:
+        """Arrow's types of prepared rows; ``stacked``: as ``stack_columns`` returns them."""
+        inputs = self.inputs
+        types = {NUMBER: pa.float32(), TEXT: pa.string()}
+        fields = [(each.name, types[each.dtype]) for each in inputs.inputs]
+        if stacked:
+            sizes = {name: len(names) for name, names in inputs.matrices().items()}
+            lists = {
+                each.matrix: pa.list_(types[each.dtype], sizes[each.matrix]) for each in inputs.inputs if each.matrix
+            }
+            fields = list(
+                {each.matrix or each.name: lists.get(each.matrix, types[each.dtype]) for each in inputs.inputs}.items()
+            )
+        if self.label is not None:
+            fields.append((inputs.label, pa.float64() if self.kind is LabelKind.NUMBER else pa.string()))
+        return pa.schema(fields)
+
+    def prepare_batch(self, batch: Any) -> Any:
+        """A record batch of the query as prepared rows."""
+        arrays = [
+            _to_number(batch.column(each.column))
+            if each.dtype == NUMBER
+            else _to_filled_text(batch.column(each.column))
+            for each in self.inputs.inputs
+        ]
+        if self.label is not None:
+            arrays.append(self.prepare_labels(batch.column(self.label)))
+        return pa.Table.from_arrays(arrays, schema=self.schema())
+
+    def prepare_labels(self, values: Any) -> Any:
+        """Labels of the query as prepared rows have them."""
+        return to_number(values) if self.kind is LabelKind.NUMBER else to_text(values)
+
+    def prepare(self, rows: Rows) -> Iterator[Any]:
+        """Rows of the query as prepared rows, in parts."""
+        for batch in read_column_batches(rows, self.query_columns):
+            yield self.prepare_batch(batch)
+
+
+@dataclass(frozen=True, slots=True)
 class PreparedRows:
     """Numbers of rows that were written."""
 
@@ -37,31 +96,27 @@ class PreparedRows:
     validation: int
 
 
-def prepare_training(
-    files: Sequence[Path], inputs: ModelInputs, label: str, kind: LabelKind, folder: Path, share: float
-) -> PreparedRows:
+def prepare_training(files: Sequence[Path], form: RowForm, folder: Path, share: float) -> PreparedRows:
     """Write ``training`` and ``validation`` below a folder.
 
     Args:
         files: Parquet of the query.
-        inputs: of the model.
-        label: column of the query.
-        kind: what the model predicts: classes are texts, a number stays one.
+        form: what is written.
         folder: gets the two folders.
         share: of the rows that are for validation.
     """
-    division = _find_division(files, inputs, label, kind, share)
+    division = _find_division(files, form, share)
     counts = [0, 0]
-    schema = prepared_schema(inputs, label, kind, stacked=True)
+    schema = form.schema(stacked=True)
     writers = []
     try:
         for name in ("training", "validation"):
             (folder / name).mkdir(parents=True, exist_ok=True)
             writers.append(_open_writer(folder / name, schema))
-        for table in _prepare(files, inputs, label, kind):
+        for table in form.prepare(files):
             is_validation = division.mark(table)
             for number, chosen in enumerate((~is_validation, is_validation)):
-                part = stack_columns(table.filter(pa.array(chosen)), inputs)
+                part = stack_columns(table.filter(pa.array(chosen)), form.inputs)
                 counts[number] += part.num_rows
                 if part.num_rows:
                     writers[number].write_table(part, row_group_size=_GROUP_ROWS)
@@ -71,23 +126,20 @@ def prepare_training(
     return PreparedRows(*counts)
 
 
-def mark_validation(rows: Rows, inputs: ModelInputs, label: str, kind: LabelKind, share: float) -> Any:
+def mark_validation(rows: Rows, form: RowForm, share: float) -> Any:
     """Which rows are for validation, those that ``prepare_training`` takes: ``[rows]``, bool."""
-    division = _find_division(rows, inputs, label, kind, share)
-    parts = [division.mark(table) for table in _prepare(rows, inputs, label, kind)]
+    division = _find_division(rows, form, share)
+    parts = [division.mark(table) for table in form.prepare(rows)]
     return np.concatenate(parts) if parts else np.zeros(0, bool)
 
 
-def prepare_prediction(
-    files: Sequence[Path], inputs: ModelInputs, folder: Path, label: str | None = None, kind: LabelKind | None = None
-) -> int:
-    """Write all rows in their order, with the label if it is named; returns their number."""
+def prepare_prediction(files: Sequence[Path], form: RowForm, folder: Path) -> int:
+    """Write all rows in their order; returns their number."""
     folder.mkdir(parents=True, exist_ok=True)
     count = 0
-    schema = prepared_schema(inputs, label, kind, stacked=True)
-    with _open_writer(folder, schema) as writer:
-        for table in _prepare(files, inputs, label, kind):
-            writer.write_table(stack_columns(table, inputs), row_group_size=_GROUP_ROWS)
+    with _open_writer(folder, form.schema(stacked=True)) as writer:
+        for table in form.prepare(files):
+            writer.write_table(stack_columns(table, form.inputs), row_group_size=_GROUP_ROWS)
             count += table.num_rows
     return count
 
@@ -115,51 +167,6 @@ def _field_names(inputs: ModelInputs, present: Sequence[str]) -> list[str]:
     """The columns of prepared rows in their order, the label last if it is there."""
     names = dict.fromkeys(each.matrix or each.name for each in inputs.inputs)
     return [*names, *([inputs.label] if inputs.label in present else [])]
-
-
-def prepared_schema(inputs: ModelInputs, label: str | None, kind: LabelKind | None, *, stacked: bool = False) -> Any:
-    """Arrow's types of prepared rows.
-
-    Args:
-        inputs: of the model.
-        label: column of the query; None: there is none.
-        kind: what the model predicts.
-        stacked: as ``stack_columns`` returns them.
-    """
-    types = {NUMBER: pa.float32(), TEXT: pa.string()}
-    fields = [(each.name, types[each.dtype]) for each in inputs.inputs]
-    if stacked:
-        sizes = {name: len(names) for name, names in inputs.matrices().items()}
-        lists = {each.matrix: pa.list_(types[each.dtype], sizes[each.matrix]) for each in inputs.inputs if each.matrix}
-        fields = list(
-            {each.matrix or each.name: lists.get(each.matrix, types[each.dtype]) for each in inputs.inputs}.items()
-        )
-    if label is not None:
-        fields.append((inputs.label, pa.float64() if kind is LabelKind.NUMBER else pa.string()))
-    return pa.schema(fields)
-
-
-def wanted_columns(inputs: ModelInputs, label: str | None) -> list[str]:
-    """The columns of the query that prepared rows are made of."""
-    columns = dict.fromkeys(each.column for each in inputs.inputs)
-    return list(columns if label is None else columns | {label: None})
-
-
-def _prepare(files: Rows, inputs: ModelInputs, label: str | None, kind: LabelKind | None) -> Iterator[Any]:
-    for batch in read_column_batches(files, wanted_columns(inputs, label)):
-        yield prepare_batch(batch, inputs, label, kind)
-
-
-def prepare_batch(batch: Any, inputs: ModelInputs, label: str | None, kind: LabelKind | None) -> Any:
-    """A record batch of the query in the form of a model."""
-    arrays = [
-        _to_number(batch.column(each.column)) if each.dtype == NUMBER else _to_filled_text(batch.column(each.column))
-        for each in inputs.inputs
-    ]
-    if label is not None:
-        values = batch.column(label)
-        arrays.append(to_number(values) if kind is LabelKind.NUMBER else to_text(values))
-    return pa.Table.from_arrays(arrays, schema=prepared_schema(inputs, label, kind))
 
 
 def _to_number(array: Any) -> Any:
@@ -237,20 +244,20 @@ class _Division:
         return hash_numbers(hashes * np.uint64(31) + hash_numbers(numbers))
 
 
-def _find_division(files: Rows, inputs: ModelInputs, label: str, kind: LabelKind, share: float) -> _Division:
+def _find_division(files: Rows, form: RowForm, share: float) -> _Division:
     rows = count_rows(files)
-    divides = _has_few_rows(files, inputs, label, kind, min(rows // _LEAST_COPIES, _FEW_ROWS))
+    divides = _has_few_rows(files, form, min(rows // _LEAST_COPIES, _FEW_ROWS))
     if rows > _SMALL_TABLE:
         return _Division(np.uint64(share * 2**64), divides_copies=divides)
     once = _Division(np.uint64(0), divides_copies=divides)
-    parts = [once.hash(table) for table in _prepare(files, inputs, label, kind)]
+    parts = [once.hash(table) for table in form.prepare(files)]
     return _Division(_exact_limit(np.concatenate(parts) if parts else [], share), divides_copies=divides)
 
 
-def _has_few_rows(files: Rows, inputs: ModelInputs, label: str, kind: LabelKind, most: int) -> bool:
+def _has_few_rows(files: Rows, form: RowForm, most: int) -> bool:
     """Whether there are at most so many different rows. As soon as there are more, no others are read."""
     found = np.zeros(0, np.uint64)
-    for table in _prepare(files, inputs, label, kind):
+    for table in form.prepare(files):
         found = np.union1d(found, _hash_rows(table))
         if len(found) > most:
             return False

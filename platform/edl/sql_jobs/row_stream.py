@@ -34,7 +34,7 @@ from edl.jobfile.database_address import ENVIRONMENT_SCHEME, FILE_SCHEMES, datab
 from edl.sql_jobs.column_plan import LabelKind
 from edl.sql_jobs.model_inputs import InputColumn, ModelInputs
 from edl.sql_jobs.parquet_parts import ContentDigest, choose_group_rows, final_type
-from edl.sql_jobs.prepared_rows import PreparedRows, prepare_batch, prepared_schema, stack_columns, wanted_columns
+from edl.sql_jobs.prepared_rows import PreparedRows, RowForm, stack_columns
 from edl.sql_jobs.query_errors import QueryError, translate_query_error
 from edl.sql_jobs.query_extraction import ExtractedColumn, OnProgress
 from edl.sql_jobs.row_batches import read_query_batches
@@ -385,20 +385,17 @@ def _absolute(address: str) -> str:
 # What a job reads.
 
 
-def write_stream(
-    folder: Path, rows: StreamedRows, inputs: ModelInputs, label: str, kind: LabelKind, validation: Any
-) -> PreparedRows:
+def write_stream(folder: Path, rows: StreamedRows, form: RowForm, validation: Any) -> PreparedRows:
     """Write what workers need to read the rows: a description, which rows a data set has, and a module. No rows, but
     the first key of each block.
 
     Args:
         folder: of the job.
         rows: surveyed.
-        inputs: of the model.
-        label: column of the query.
-        kind: what the model predicts.
+        form: in which workers read them, with a label.
         validation: ``[rows]``, bool: the rows for validation.
     """
+    assert form.kind is not None
     own = folder / _FOLDER
     own.mkdir(parents=True)
     index = rows.index
@@ -406,10 +403,10 @@ def write_stream(
         "origin": asdict(rows.origin),
         "schema": base64.b64encode(index.schema.serialize().to_pybytes()).decode(),
         **{name: getattr(index, name) for name in RowIndex.__slots__ if name != "schema"},
-        "inputs": [asdict(each) for each in inputs.inputs],
-        "prepared_label": inputs.label,
-        "label": label,
-        "kind": kind.name,
+        "inputs": [asdict(each) for each in form.inputs.inputs],
+        "prepared_label": form.inputs.label,
+        "label": form.label,
+        "kind": form.kind.name,
     }
     (own / _DESCRIPTION_FILE).write_text(json.dumps(description), encoding="utf-8")
     chosen_rows = {"training": ~validation, "validation": validation, "all": np.ones_like(validation)}
@@ -449,10 +446,9 @@ class StreamReader:
         nulls, starts = tuple(fields.pop("nulls")), tuple(fields.pop("starts"))
         index = RowIndex(schema=schema, nulls=nulls, starts=starts, **fields)
         self._rows = StreamedRows(RowOrigin(**description["origin"]), index)
-        self._inputs = ModelInputs(
-            tuple(InputColumn(**each) for each in description["inputs"]), description["prepared_label"]
-        )
-        self._label, self._kind = description["label"], LabelKind[description["kind"]]
+        columns = tuple(InputColumn(**each) for each in description["inputs"])
+        inputs = ModelInputs(columns, description["prepared_label"])
+        self._form = RowForm(inputs, description["label"], LabelKind[description["kind"]])
         self._chosen = np.unpackbits(np.load(path), count=index.rows).astype(bool)
         counts = np.add.reduceat(self._chosen, np.arange(0, index.rows, index.block_rows), dtype=np.int64)
         self._firsts = [0, *np.cumsum(counts).tolist()]
@@ -463,7 +459,7 @@ class StreamReader:
     @property
     def metadata(self) -> Metadata:
         """Names and types of prepared rows."""
-        schema = prepared_schema(self._inputs, self._label, self._kind, stacked=True)
+        schema = self._form.schema(stacked=True)
         names = {pa.float32(): "float32", pa.float64(): "float64", pa.string(): "string"}
         items = {
             each.name: each.type.value_type if pa.types.is_fixed_size_list(each.type) else each.type for each in schema
@@ -515,11 +511,10 @@ class StreamReader:
             if held is not None:
                 return held
             index = self._rows.index
-            batch = self._rows.read_block(number, wanted_columns(self._inputs, self._label))
-            table = prepare_batch(batch, self._inputs, self._label, self._kind)
+            table = self._form.prepare_batch(self._rows.read_block(number, self._form.query_columns))
             first = number * index.block_rows
             chosen = table.filter(pa.array(self._chosen[first : first + table.num_rows]))
-            group = to_row_group(stack_columns(chosen, self._inputs))
+            group = to_row_group(stack_columns(chosen, self._form.inputs))
             while len(self._held) >= _HELD_BLOCKS:
                 del self._held[next(iter(self._held))]
             self._held[number] = group

@@ -41,7 +41,7 @@ from edl.sql_jobs.model_module import VOCABULARY_FILE, write_module
 from edl.sql_jobs.model_registry import MODEL_FILE, ModelDescription
 from edl.sql_jobs.permutation_importance import MOST_COLUMNS, PermutedRows, write_permutations
 from edl.sql_jobs.prediction_output import class_probabilities, predicted_values
-from edl.sql_jobs.prepared_rows import PreparedRows, mark_validation, prepare_prediction, prepare_training, to_number
+from edl.sql_jobs.prepared_rows import PreparedRows, RowForm, mark_validation, prepare_prediction, prepare_training
 from edl.sql_jobs.query_errors import QueryError
 from edl.sql_jobs.query_extraction import ExtractedColumn, ExtractedRows, OnProgress, extract_query
 from edl.sql_jobs.row_statistics import collect_facts, kind_of, read_column_batches, to_text
@@ -132,14 +132,16 @@ def prepare_train(
     settings = choose_settings(statement, estimator, reason, plan, refit_obstacle)
     inputs = choose_inputs(plan, may_be_wide=estimator in ESTIMATORS)
     model = _describe_model(statement, text, rows, database, label, estimator, plan, inputs)
+    data = _TrainingData(folder, model, settings.validation_share)
     validation = find_validation_query(statement)
     if isinstance(rows, StreamedRows):
-        counts, labels = _prepare_streamed(rows, model, settings.validation_share, folder)
+        divided = data.write_streamed(rows)
     elif validation is None:
-        counts, labels = _prepare_extracted(rows, model, settings.validation_share, folder)
+        divided = data.write_extracted(rows)
     else:
         selected = extract_rows(database, validation, folder / "more", query_seconds=query_seconds)
-        counts, labels = _prepare_selected(rows, selected, validation, model, folder)
+        divided = data.write_selected(rows, selected, validation)
+    counts = divided.counts
     shutil.rmtree(folder / "rows", ignore_errors=True)
     document = job_document(statement.into.name, plan, settings, inputs.label, counts.training)
     texts = write_module(plan, inputs, estimator, settings.optimizer, settings.patience, statement.select.text)
@@ -150,7 +152,7 @@ def prepare_train(
     for name, content in texts.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content, encoding="utf-8")
-    different = find_different(labels, max(2, len(model.classes)))
+    different = find_different(divided.validation_labels, max(2, len(model.classes)))
     unmeasured = [each for each in model.classes if each not in different]
     model = replace(model, validation_rows=counts.validation, unmeasured_classes=unmeasured)
     return PreparedTraining(plan, settings, counts, document, model, len(different) > 1)
@@ -163,58 +165,86 @@ def _find_label_column(label: ColumnName, rows: ExtractedRows | StreamedRows) ->
     return label.name if label.name in names or len(alike) != 1 else alike[0]
 
 
-def _prepare_streamed(
-    rows: StreamedRows, model: ModelDescription, share: float, folder: Path
-) -> tuple[PreparedRows, Iterator[Any]]:
-    """Write what workers need to read the rows; returns their numbers, and the labels of the validation rows in parts.
+@dataclass(frozen=True, slots=True)
+class _DividedRows:
+    """What a training learns from, as written.
 
-    The labels are read from the database, unless it has very many rows: then each class counts as one of them.
+    Attributes:
+        counts: of rows.
+        validation_labels: in parts; of very many rows in a database, each class once.
     """
-    inputs, label, kind = model.model_inputs, model.label, LabelKind[model.label_kind]
-    marks = mark_validation(rows, inputs, label, kind, share)
-    counts = write_stream(folder, rows, inputs, label, kind, marks)
-    if rows.rows > _MOST_SEARCHED_ROWS:
-        return counts, iter([pa.array(model.classes or (0, 1))])
-    return counts, _read_marked(rows, label, kind, marks)
+
+    counts: PreparedRows
+    validation_labels: Iterator[Any]
 
 
-def _prepare_extracted(
-    rows: ExtractedRows, model: ModelDescription, share: float, folder: Path
-) -> tuple[PreparedRows, Iterator[Any]]:
-    """Divide the rows, and write them; returns their numbers, and the labels of the validation rows in parts."""
-    inputs, data = model.model_inputs, folder / "data"
-    counts = prepare_training(rows.files, inputs, model.label, LabelKind[model.label_kind], data, share)
-    return counts, read_labels(data / "validation", inputs.label)
+@dataclass(frozen=True, slots=True)
+class _TrainingData:
+    """Writes what a training learns from, in one of three ways.
 
-
-def _prepare_selected(
-    rows: ExtractedRows, selected: ExtractedRows, validation: SelectQuery, model: ModelDescription, folder: Path
-) -> tuple[PreparedRows, Iterator[Any]]:
-    """Write the rows, and those of ``validation.select``, which are removed; returns what ``_prepare_extracted`` does.
-
-    Raises:
-        BadInputError: there are no rows for validation, or not with the columns or the classes of the others.
+    Attributes:
+        folder: of the job.
+        model: which is to be trained.
+        validation_share: of the rows; where validation rows have no query of their own.
     """
-    check_rows(selected, validation, 1)
-    selected_label = find_label(model, selected, None, validation)
-    check_model_columns(model, selected, validation.place)
-    inputs, kind, data = model.model_inputs, LabelKind[model.label_kind], folder / "data"
-    counts = PreparedRows(
-        prepare_prediction(rows.files, inputs, data / "training", model.label, kind),
-        prepare_prediction(selected.files, inputs, data / "validation", selected_label, kind),
-    )
-    shutil.rmtree(folder / "more")
-    return counts, read_labels(data / "validation", inputs.label)
+
+    folder: Path
+    model: ModelDescription
+    validation_share: float
+
+    def write_streamed(self, rows: StreamedRows) -> _DividedRows:
+        """Write what workers need to read the rows from the database."""
+        form = self._form
+        marks = mark_validation(rows, form, self.validation_share)
+        counts = write_stream(self.folder, rows, form, marks)
+        if rows.rows > _MOST_SEARCHED_ROWS:
+            return _DividedRows(counts, iter([pa.array(self.model.classes or (0, 1))]))
+        return _DividedRows(counts, _read_marked_labels(rows, form, marks))
+
+    def write_extracted(self, rows: ExtractedRows) -> _DividedRows:
+        """Divide the rows, and write them."""
+        counts = prepare_training(rows.files, self._form, self.folder / "data", self.validation_share)
+        return _DividedRows(counts, self._read_validation_labels())
+
+    def write_selected(self, rows: ExtractedRows, selected: ExtractedRows, validation: SelectQuery) -> _DividedRows:
+        """Write the rows, and those of ``validation.select``, which are removed.
+
+        Raises:
+            BadInputError: there are no rows for validation, or not with the columns or the classes of the others.
+        """
+        check_rows(selected, validation, 1)
+        selected_label = find_label(self.model, selected, None, validation)
+        check_model_columns(self.model, selected, validation.place)
+        data = self.folder / "data"
+        counts = PreparedRows(
+            prepare_prediction(rows.files, self._form, data / "training"),
+            prepare_prediction(selected.files, replace(self._form, label=selected_label), data / "validation"),
+        )
+        shutil.rmtree(self.folder / "more")
+        return _DividedRows(counts, self._read_validation_labels())
+
+    @property
+    def _form(self) -> RowForm:
+        return _row_form(self.model, self.model.label)
+
+    def _read_validation_labels(self) -> Iterator[Any]:
+        return read_labels(self.folder / "data" / "validation", self.model.model_inputs.label)
 
 
-def _read_marked(rows: StreamedRows, label: str, kind: LabelKind, marks: Any) -> Iterator[Any]:
+def _row_form(model: ModelDescription, label: str) -> RowForm:
+    """The form that a model takes, with a column of the query as the label."""
+    return RowForm(model.model_inputs, label, LabelKind[model.label_kind])
+
+
+def _read_marked_labels(rows: StreamedRows, form: RowForm, marks: Any) -> Iterator[Any]:
     """The labels of the marked rows, as prepared rows have them."""
+    assert form.label is not None
     start = 0
-    for batch in rows.batches([label]):
-        values = batch.column(label)
+    for batch in rows.batches([form.label]):
+        values = batch.column(form.label)
         marked = values.filter(pa.array(marks[start : start + len(values)]))
         start += len(values)
-        yield to_number(marked) if kind is LabelKind.NUMBER else to_text(marked)
+        yield form.prepare_labels(marked)
 
 
 def write_job(folder: Path, name: str, document: Mapping[str, Any], rate: float, epochs: int) -> None:
@@ -289,7 +319,7 @@ def prepare_evaluate(statement: EvaluateStatement, model: ModelDescription, rows
     label = find_label(model, rows, statement.label, statement.select)
     check_model_columns(model, rows, statement.select.place)
     copy_model(model, folder)
-    prepare_prediction(rows.files, model.model_inputs, folder / "data", label, LabelKind[model.label_kind])
+    prepare_prediction(rows.files, _row_form(model, label), folder / "data")
 
 
 def prepare_predict(statement: PredictStatement, model: ModelDescription, rows: ExtractedRows, folder: Path) -> None:
@@ -301,7 +331,7 @@ def prepare_predict(statement: PredictStatement, model: ModelDescription, rows: 
     check_rows(rows, statement.select, 1)
     check_model_columns(model, rows, statement.select.place)
     copy_model(model, folder)
-    prepare_prediction(rows.files, model.model_inputs, folder / "data")
+    prepare_prediction(rows.files, RowForm(model.model_inputs), folder / "data")
 
 
 def prepare_explain(
@@ -324,9 +354,9 @@ def prepare_explain(
     label = find_label(model, rows, None, statement.select)
     check_model_columns(model, rows, statement.select.place)
     copy_model(model, folder)
-    kind = LabelKind[model.label_kind]
-    prepare_prediction(rows.files, inputs.one_by_one(), folder / "all", label, kind)
-    if kind is LabelKind.NUMBER and len(find_different(read_labels(folder / "all", inputs.label))) < 2:
+    form = replace(_row_form(model, label), inputs=inputs.one_by_one())
+    prepare_prediction(rows.files, form, folder / "all")
+    if form.kind is LabelKind.NUMBER and len(find_different(read_labels(folder / "all", inputs.label))) < 2:
         raise statement_error(
             f"the label {label} has one value in these rows",
             statement.select.place,

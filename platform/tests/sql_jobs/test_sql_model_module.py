@@ -27,7 +27,7 @@ from edl.sql_jobs.estimators import ESTIMATORS, choose_estimator
 from edl.sql_jobs.job_document import dump_job, job_document
 from edl.sql_jobs.model_inputs import WIDE_INPUTS, InputColumn, ModelInputs, choose_inputs, plain_name
 from edl.sql_jobs.model_module import Optimizer, write_module
-from edl.sql_jobs.prepared_rows import PreparedRows, prepare_prediction, prepare_training, stack_columns
+from edl.sql_jobs.prepared_rows import PreparedRows, RowForm, prepare_prediction, prepare_training, stack_columns
 from edl.sql_jobs.row_statistics import collect_facts
 from edl.sql_jobs.statements import TrainStatement
 from edl.sql_jobs.training_settings import choose_settings
@@ -77,7 +77,7 @@ def write(folder: Path, clauses: str, query: str = "SELECT * FROM t") -> Written
     files = write_module(plan, inputs, estimator, settings.optimizer, settings.patience, query)
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
-    count = prepare_training([rows], inputs, plan.label.name, plan.label.kind, folder / "data", 0.2)
+    count = prepare_training([rows], RowForm(inputs, plan.label.name, plan.label.kind), folder / "data", 0.2)
     document = job_document("m", plan, settings, inputs.label, count.training)
     (folder / "job.yaml").write_text(dump_job(document), encoding="utf-8")
     assert count.training + count.validation == ROWS
@@ -397,7 +397,7 @@ def test_equal_rows_are_on_one_side_whatever_their_order(tmp_path: Path) -> None
     assert isinstance(statement, TrainStatement)
     plan = plan_columns(collect_facts([tmp_path / "rows.parquet"], "binary"), statement.label)
     inputs = choose_inputs(plan)
-    prepare_training([tmp_path / "rows.parquet"], inputs, "binary", plan.label.kind, tmp_path / "data", 0.2)
+    prepare_training([tmp_path / "rows.parquet"], RowForm(inputs, "binary", plan.label.kind), tmp_path / "data", 0.2)
     sides = [
         {repr(row) for row in pq.read_table(tmp_path / "data" / side).to_pylist()}
         for side in ("training", "validation")
@@ -413,7 +413,7 @@ def divide(tmp_path: Path, table: pa.Table) -> list[list[str]]:
     assert isinstance(statement, TrainStatement)
     plan = plan_columns(collect_facts([tmp_path / "rows.parquet"], "y"), statement.label)
     inputs, folder = choose_inputs(plan), tmp_path / f"data{len(list(tmp_path.iterdir()))}"
-    prepare_training([tmp_path / "rows.parquet"], inputs, "y", plan.label.kind, folder, 0.2)
+    prepare_training([tmp_path / "rows.parquet"], RowForm(inputs, "y", plan.label.kind), folder, 0.2)
     sides = (folder / "training", folder / "validation")
     return [sorted(map(repr, pq.read_table(side).to_pylist())) for side in sides]
 
@@ -438,7 +438,7 @@ def test_no_side_is_empty(tmp_path: Path, copies: int) -> None:
 
 def test_rows_to_predict_keep_their_order(tmp_path: Path) -> None:
     written = write(tmp_path, "LABEL binary")
-    assert prepare_prediction([tmp_path / "rows.parquet"], written.inputs, tmp_path / "p") == ROWS
+    assert prepare_prediction([tmp_path / "rows.parquet"], RowForm(written.inputs), tmp_path / "p") == ROWS
     found = pq.read_table(tmp_path / "p")["groesse"].to_numpy()
     np.testing.assert_allclose(found, make_columns()["größe"].astype(np.float32))
 

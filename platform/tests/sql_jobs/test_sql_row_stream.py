@@ -18,7 +18,7 @@ from edl.sql_jobs import parquet_parts, row_stream
 from edl.sql_jobs.column_plan import LabelKind, plan_columns
 from edl.sql_jobs.exported_snapshot import export_snapshot
 from edl.sql_jobs.model_inputs import NUMBER, choose_inputs
-from edl.sql_jobs.prepared_rows import mark_validation, prepare_training
+from edl.sql_jobs.prepared_rows import RowForm, mark_validation, prepare_training
 from edl.sql_jobs.query_errors import QueryError
 from edl.sql_jobs.query_extraction import extract_query
 from edl.sql_jobs.row_statistics import collect_facts
@@ -61,9 +61,10 @@ def test_statistics_digest_and_records_are_those_of_extracted_rows(
         if is_wide:  # numbers are one matrix, as of thousands of columns
             stacked = [replace(each, matrix="numbers") if each.dtype == NUMBER else each for each in inputs.inputs]
             inputs = replace(inputs, inputs=tuple(stacked))
-        counts = prepare_training(files.files, inputs, "rich", LabelKind.BINARY, tmp_path / "data", 0.2)
-        marks = mark_validation(rows, inputs, "rich", LabelKind.BINARY, 0.2)
-        assert write_stream(tmp_path, rows, inputs, "rich", LabelKind.BINARY, marks) == counts
+        form = RowForm(inputs, "rich", LabelKind.BINARY)
+        counts = prepare_training(files.files, form, tmp_path / "data", 0.2)
+        marks = mark_validation(rows, form, 0.2)
+        assert write_stream(tmp_path, rows, form, marks) == counts
         for name in ("training", "validation"):
             reader, extracted = (
                 StreamReader(tmp_path / "stream" / f"{name}.npy"),
