@@ -34,7 +34,6 @@ from edl.data.data_files import (
     index_path,
     log_unusable_index,
     read_error,
-    temporary_path,
 )
 from edl.data.file_digests import SourceDigests, digest_file, digest_folder
 from edl.data.image_content import find_image_fault
@@ -43,6 +42,7 @@ from edl.data.reader import BlockSizes, CorruptRange, CorruptRecordError, Metada
 from edl.data.reader_factory import ReaderOptions
 from edl.data.record_columns import ColumnRecords, RaggedColumn
 from edl.data.remote_files import fetch_files, is_remote
+from edl.data.temporary_names import temporary_path
 
 _log = logging.getLogger(__name__)
 _DTYPES = {

@@ -22,13 +22,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from edl.api.errors import BadInputError, StorageError
-from edl.data.data_files import temporary_path
 from edl.data.dataset_writer import check_output_empty
 from edl.data.reader import CorruptRange, CorruptRecordError, Metadata, Reader
 from edl.data.reader_factory import open_reader
 from edl.data.record_columns import Column, ColumnRecords, RaggedColumn
 from edl.data.recordio.writer import Writer
 from edl.data.table_scan import scan_table
+from edl.data.temporary_names import temporary_path
 from edl.data.tf_example import parse_example, serialize_example
 from edl.data.tfrecord_format import frame_record
 

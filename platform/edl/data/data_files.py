@@ -17,6 +17,7 @@ from edl.api.errors import BadInputError, EdlError, RetryableError
 from edl.core.short_list import format_short_list
 from edl.core.strict_json import decode_json_file
 from edl.data.remote_files import BlockStore, RemotePath, RemoteStream, is_remote
+from edl.data.temporary_names import temporary_path
 
 _log = logging.getLogger(__name__)
 
@@ -239,14 +240,6 @@ def find_source(files: Mapping[str, FileT], source: str) -> FileT:
     if file is None:
         raise BadInputError("no such source in this data set", where=source)
     return file
-
-
-def temporary_path(path: Path) -> Path:
-    """A hidden name in the same directory, to be renamed to ``path`` when the file is complete.
-
-    It contains the process id, so that processes that write the same path do not write into one file.
-    """
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 def list_paths(paths: PathOrPaths) -> list[str | Path]:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from edl.api.errors import BadInputError, StorageError
-from edl.data.data_files import temporary_path
 from edl.data.recordio.chunk import Compression
 from edl.data.recordio.writer import Writer
 from edl.data.sample_datasets import GeneratedDataset, RecordTable
+from edl.data.temporary_names import temporary_path
 from edl.data.tf_example import FeatureValue, serialize_example
 
 FileFormat: TypeAlias = Literal["recordio", "csv"]

@@ -33,6 +33,7 @@ from zlib import crc32
 from edl.api.errors import BadInputError, EdlError, RetryableError
 from edl.data.cache_folder import BLOCK_SUFFIX, CacheFolder, touch
 from edl.data.temporary_errors import TRIES, retry_temporary
+from edl.data.temporary_names import temporary_path
 
 _log = logging.getLogger(__name__)
 
@@ -301,7 +302,7 @@ class BlockStore:
         if self.cache is None or self._folder_fails:
             return
         path = self._path(name, number)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+        temporary = temporary_path(path)
         try:
             if not self._take_room(self.cache, len(block) + 4):
                 return

@@ -22,10 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from edl.api.errors import BadInputError
-from edl.data.data_files import temporary_path
 from edl.data.file_digests import SourceDigests, digest_sources, source_digests
 from edl.data.reader import BlockSizes, CorruptRange, Metadata, OnCorrupt, Reader, Record, Source
 from edl.data.record_columns import ColumnRecords, RaggedColumn, join_records, take_records
+from edl.data.temporary_names import temporary_path
 
 _LOG = logging.getLogger(__name__)
 _WHERE = "data.split.key"

@@ -26,12 +26,12 @@ import pyarrow as pa
 
 from edl.api.errors import BadInputError
 from edl.core.short_list import format_short_list
-from edl.data.data_files import temporary_path
 from edl.data.database import Database, as_subquery_text, check_select, distinct_names
 from edl.data.parquet_reader import RowGroup, to_row_group
 from edl.data.reader import BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, Source
 from edl.data.reader_factory import ReaderOptions
 from edl.data.record_columns import join_records
+from edl.data.temporary_names import temporary_path
 from edl.jobfile.database_address import split_table
 
 _log = logging.getLogger(__name__)

@@ -28,9 +28,9 @@ from edl.api.errors import BadInputError
 from edl.core.short_list import format_short_list
 from edl.core.strict_json import decode_json_file
 from edl.data import sketches
-from edl.data.data_files import temporary_path
 from edl.data.sketches import DistinctSketch, FrequentValues, Moments, QuantileSketch
 from edl.data.table_statistics import ColumnStatistics, TableStatistics
+from edl.data.temporary_names import temporary_path
 
 VERSION = 1
 FOLDER = "statistics"

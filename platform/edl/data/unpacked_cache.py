@@ -16,8 +16,9 @@ from typing import Any, BinaryIO
 
 from edl.api.errors import BadInputError
 from edl.data.cache_folder import CacheFolder
-from edl.data.data_files import PACKED_SUFFIXES, FileVersion, file_version, read_error, temporary_path
+from edl.data.data_files import PACKED_SUFFIXES, FileVersion, file_version, read_error
 from edl.data.remote_files import RemotePath, is_remote
+from edl.data.temporary_names import temporary_path
 
 CACHED_FORMATS = ("text", "jsonl", "csv", "tfrecord")
 """Formats whose files may be compressed."""

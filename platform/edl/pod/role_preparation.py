@@ -18,7 +18,7 @@ from edl.jobfile.document_tree import SpecError
 from edl.jobfile.loader import dump_job_spec, load_job_file
 from edl.jobfile.path_resolution import resolve_pod_paths
 from edl.jobfile.section_type import to_json
-from edl.storage.durable_files import append_json_line, read_json, translate_os_errors, write_json
+from edl.storage.durable_files import append_json_line, read_json, temporary_path, translate_os_errors, write_json
 from edl.storage.journal_truncation import restart_journal
 from edl.storage.run_directory import (
     FROM_CHECKPOINT_SUFFIX,
@@ -151,7 +151,7 @@ def check_writable(folder: Path) -> None:
         BadInputError: this user cannot write there; the message has user, path and remedy.
         StorageError: the disk fails in another way.
     """
-    probe = folder / f".probe-{os.getpid()}"
+    probe = temporary_path(folder / "probe")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(probe, {}, fsync=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import sys
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from edl.data.statistics_files import (
 )
 from edl.data.table_scan import TableRanges
 from edl.sharding.client import Client
+from edl.storage.durable_files import replace_file, translate_os_errors
 from edl.transport.process_identity import ProcessIdentity
 
 _LOG = logging.getLogger(__name__)
@@ -112,10 +112,10 @@ def write_result(folder: Path, top: int, *, is_csv: bool = False) -> None:
     except BadInputError as error:
         print(f"no result yet: {error}", file=sys.stderr)
         return
-    temporary = folder / f".{RESULT}.{os.getpid()}.tmp"
-    temporary.write_text(json.dumps(result, allow_nan=False), encoding="utf-8")
-    temporary.replace(folder / RESULT)
-    print(f"{result['records']:,} records: {folder / RESULT}")
+    file = folder / RESULT
+    with translate_os_errors(file, "write the statistics"), replace_file(file) as temporary:
+        temporary.write_text(json.dumps(result, allow_nan=False), encoding="utf-8")
+    print(f"{result['records']:,} records: {file}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import random
 import sqlite3
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from datetime import date, timedelta
 from pathlib import Path
 
 from edl.api.errors import StorageError
-from edl.storage.durable_files import remove_on_error
+from edl.storage.durable_files import replace_file
 
 DEMO_FILE = Path("edl-demo.db")
 DEMO_DATABASE = f"sqlite:///{DEMO_FILE}"
@@ -48,15 +47,10 @@ def make_demo(file: Path = DEMO_FILE) -> bool:
     """
     if file.exists():
         return False
-    # With the process id: two that begin at once do not write into one file.
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
-        with remove_on_error(temporary):
-            temporary.unlink(missing_ok=True)
-            with closing(sqlite3.connect(temporary)) as connection, connection:
-                connection.execute(_TABLE)
-                connection.executemany(f"INSERT INTO employee VALUES ({', '.join('?' * 10)})", _rows())  # noqa: S608
-            temporary.rename(file)
+        with replace_file(file) as temporary, closing(sqlite3.connect(temporary)) as connection, connection:
+            connection.execute(_TABLE)
+            connection.executemany(f"INSERT INTO employee VALUES ({', '.join('?' * 10)})", _rows())  # noqa: S608
     except (OSError, sqlite3.Error) as error:
         raise StorageError(f"the demo table cannot be written: {error}", where=str(file)) from error
     return True

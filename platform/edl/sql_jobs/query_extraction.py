@@ -6,7 +6,6 @@ row.
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pyarrow as pa
 
@@ -23,7 +21,7 @@ from edl.data.database import Database
 from edl.sql_jobs.parquet_parts import PartWriter
 from edl.sql_jobs.query_errors import translate_query_error
 from edl.sql_jobs.row_batches import read_query_batches
-from edl.storage.durable_files import rename_durably, sync_directory
+from edl.storage.durable_files import rename_durably, sync_directory, temporary_path
 
 OnProgress = Callable[[int], object]
 
@@ -91,7 +89,7 @@ def extract_query(
         raise BadInputError("is there already", where=str(folder), hint="name a folder that does not exist")
     began = time.monotonic()
     source = Database(database)
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.{uuid4().hex[:8]}.tmp")
+    temporary = temporary_path(folder)
 
     def extract(connection: Any) -> tuple[PartWriter, tuple[ExtractedColumn, ...], str]:
         with _translate_storage_errors(folder):

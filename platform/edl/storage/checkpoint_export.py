@@ -8,7 +8,6 @@ Arrays are copied piece by piece; of a table, only the ids are in memory as a wh
 from __future__ import annotations
 
 import json
-import os
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 
 from edl.api.errors import StorageError
 from edl.storage.checkpoint_contents import CheckpointContents, StoredTable
-from edl.storage.durable_files import remove_on_error, rename_durably, translate_os_errors
+from edl.storage.durable_files import replace_file, translate_os_errors
 from edl.storage.safetensors_header import DTYPE_CODES, StoredArray, encode_safetensors_header
 from edl.storage.safetensors_writer import AnyArray, array_bytes, write_byte_stream
 
@@ -168,15 +167,12 @@ def write_export(
     Raises:
         StorageError: the file cannot be written (the disk is full), or a shard cannot be read. No partial file is left.
     """
-    # in the same folder: a rename is atomic only within one file system
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with translate_os_errors(path, "write the export"), remove_on_error(temporary):
+    with translate_os_errors(path, "write the export"), replace_file(path) as temporary:
         if path.suffix == ".npz":
             _write_npz(temporary, columns, on_write)
         else:
             head = encode_safetensors_header([(column.name, column.dtype, column.shape) for column in columns], strings)
             write_byte_stream(temporary, _iter_file_parts(head, columns, on_write))
-        rename_durably(temporary, path)
 
 
 def export_metadata(contents: CheckpointContents) -> dict[str, str]:
@@ -203,13 +199,10 @@ def _iter_file_parts(
 
 
 def _write_npz(path: Path, columns: Iterable[ExportColumn], on_write: Callable[[int], None]) -> None:
-    with path.open("wb") as file:
-        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
-            for column in columns:
-                with archive.open(zipfile.ZipInfo(f"{column.name}.npy", _FIXED_DATE), "w", force_zip64=True) as member:
-                    _write_npy(member, column, on_write)
-        file.flush()
-        os.fsync(file.fileno())
+    with path.open("wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+        for column in columns:
+            with archive.open(zipfile.ZipInfo(f"{column.name}.npy", _FIXED_DATE), "w", force_zip64=True) as member:
+                _write_npy(member, column, on_write)
 
 
 def _write_npy(member: IO[bytes], column: ExportColumn, on_write: Callable[[int], None]) -> None:

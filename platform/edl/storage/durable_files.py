@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
+from uuid import uuid4
 
 from edl.api.errors import BadInputError, RefusedError, StorageError
 from edl.core.strict_json import decode_json_file
@@ -93,6 +94,27 @@ def rename_durably(temporary: Path, final: Path) -> None:
     sync_directory(final.parent)
 
 
+def temporary_path(path: Path) -> Path:
+    """A hidden name in the same folder, for a file that is being written. No two are equal.
+
+    Process ids would not tell writers apart: those of two pods on one volume may be equal.
+    """
+    return path.with_name(f".{path.name}.{uuid4().hex[:12]}.tmp")
+
+
+@contextlib.contextmanager
+def replace_file(path: Path) -> Iterator[Path]:
+    """Write the file at the path that is yielded: at the end of the block it is made durable, and becomes ``path``.
+
+    If the block fails, the unfinished file is removed, and an earlier file at ``path`` is unchanged.
+    """
+    temporary = temporary_path(path)
+    with remove_on_error(temporary):
+        yield temporary
+        sync_file(temporary)
+        rename_durably(temporary, path)
+
+
 @contextlib.contextmanager
 def remove_on_error(path: Path) -> Iterator[None]:
     """Remove the unfinished file at ``path`` if the block fails, so that its space is free again."""
@@ -122,7 +144,7 @@ def write_json(path: Path, value: Any, *, fsync: bool = False, mode: int | None 
         StorageError: the file cannot be written; the old one is unchanged.
     """
     data = json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n"
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_path(path)
     with translate_os_errors(path, "write"), remove_on_error(temporary):
         # created with its final mode, so that nobody can open the file before chmod
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644 if mode is None else mode)

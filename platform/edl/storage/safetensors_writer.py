@@ -209,7 +209,7 @@ def write_array_parts(
     """
     header = encode_safetensors_header([(array.name, array.dtype, array.shape) for array in arrays], metadata)
     places = _array_cursors(arrays, header.nbytes)
-    temporary = path.with_suffix(".tmp")
+    temporary = path.with_name(f"{path.name}.tmp")
     with translate_os_errors(path, "write a checkpoint"):
         path.parent.mkdir(parents=True, exist_ok=True)
         ensure_free_space(path.parent, header.nbytes + sum(array.nbytes for array in arrays))

@@ -7,7 +7,6 @@ folder as arrays. From there on it is read like a checkpoint, by workers and by 
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from edl.api.job_spec import JobSpec
 from edl.api.variables import VariableSpec
 from edl.keras.model_building import ModelVariables, build_model, is_seed_state, load_weights
 from edl.keras.model_contract import ModelModule
-from edl.storage.durable_files import translate_os_errors
+from edl.storage.durable_files import remove_on_error, temporary_path, translate_os_errors
 from edl.storage.initial_weights import CONVERTED_FILE, STATE_PREFIX, InitialWeights, find_initial_weights
 from edl.storage.run_directory import RunDirectory
 from edl.storage.run_weights import HELD_DIRECTORY
@@ -98,8 +97,8 @@ def _convert_keras_file(path: Path, converted: Path, module: ModelModule, seed: 
         if not is_seed_state(variable)
     }
     # Several workers may write the same arrays at the same time: each one its own file, of which one stays.
-    own = converted.with_name(f"{converted.name}.{os.uname().nodename}-{os.getpid()}")
-    with translate_os_errors(converted, "write weights"):
+    own = temporary_path(converted)
+    with translate_os_errors(converted, "write weights"), remove_on_error(own):
         converted.parent.mkdir(parents=True, exist_ok=True)
         write_array_file(own, arrays, {})
         own.replace(converted)

@@ -7,7 +7,6 @@ minibatch, and progress is reported after every call, so a killed worker repeats
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -20,7 +19,7 @@ import numpy.typing as npt
 from edl.api.errors import BadInputError
 from edl.keras.user_code import source_file, user_code
 from edl.numerics.array_types import Floats
-from edl.storage.durable_files import remove_on_error, translate_os_errors
+from edl.storage.durable_files import replace_file, translate_os_errors
 from edl.worker.graceful_shutdown import ShutdownGate
 from edl.worker.lease_client import LeaseClient, LeasedTask, ProgressReporter
 from edl.worker.model_interface import NetworkLike, RowSource, pull_needed_rows
@@ -139,14 +138,10 @@ class NpzOutput:
             for name in _output_names(self._minibatch_outputs)
         }
         path = self.file_path(task)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         with translate_os_errors(path, "write predictions"):
             self._directory.mkdir(parents=True, exist_ok=True)
-            with remove_on_error(temporary), temporary.open("wb") as file:
+            with replace_file(path) as temporary, temporary.open("wb") as file:
                 np.savez(file, source=task.source, start=task.start, end=task.end, **outputs)  # type: ignore[arg-type]
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
 
     def file_path(self, task: LeasedTask) -> Path:
         stem = self._file_stems.get(task.source) or _stem_with_checksum(task.source)

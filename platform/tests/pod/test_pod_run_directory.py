@@ -19,6 +19,7 @@ from edl.api.strategy import Strategy
 from edl.jobfile.event_json import parse_event_line
 from edl.jobfile.loader import load_job_file
 from edl.jobfile.section_type import to_json
+from edl.pod import role_preparation
 from edl.pod.role_preparation import RequestedRun, check_writable, open_run
 from edl.storage.checkpoint_manifest import DATASET_KEY, CheckpointManifest, commit_checkpoint, cut_directory
 from edl.storage.durable_files import write_json
@@ -190,6 +191,19 @@ def test_a_volume_that_cannot_be_written_is_said_with_user_path_and_remedy(
     assert str(tmp_path) in str(told.value)
     assert "security.run_as" in str(told.value)
     assert told.value.exit_code == 2
+
+
+def test_two_pods_try_one_volume_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their first processes have the same id."""
+
+    def write_and_meet_another(*arguments: object, **keywords: object) -> None:
+        monkeypatch.undo()
+        write_json(*arguments, **keywords)  # type: ignore[arg-type]
+        check_writable(tmp_path)
+
+    monkeypatch.setattr(role_preparation, "write_json", write_and_meet_another)
+    check_writable(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_file_where_the_volume_should_be(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import BinaryIO, Self
 
 from edl.api.errors import BadInputError, StorageError
-from edl.data.data_files import temporary_path
 from edl.data.recordio.chunk import COMPRESSORS, Compression, encode_chunk
+from edl.data.temporary_names import temporary_path
 
 DEFAULT_CHUNK_LIMIT = 1024 * 1024
 """Bytes of records in a chunk. Small, because one record costs reading its chunk, and one bad byte loses a chunk."""
