@@ -12,14 +12,13 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import astuple, replace
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
-from uuid import uuid4
 
 import pyarrow.parquet as pq
 
@@ -84,7 +83,7 @@ from edl.sql_jobs.training_sequence import (
 )
 from edl.sql_jobs.training_settings import STRATEGY_SETTING, TOO_MANY_TO_REFIT
 from edl.sql_jobs.user_module import ZOO_SETTING
-from edl.storage.durable_files import JsonLinesTail, remove_on_error, translate_os_errors, write_json
+from edl.storage.durable_files import JsonLinesTail, replace_file, translate_os_errors, write_json
 from edl.storage.run_directory import RunDirectory, write_run_spec
 from edl.storage.run_weights import OUTPUT_DIRECTORY
 
@@ -461,26 +460,28 @@ def _write_predictions(
     if not parquet.exists():
         files = sorted((folder / "rows").glob("*.parquet"))
         outputs = read_predictions(run.path / OUTPUT_DIRECTORY)
-        # Process ids do not tell masters apart, which are in pods of their own.
-        temporary = parquet.with_name(f".{parquet.name}.{uuid4().hex}.tmp")
-        writer: Any = None
-        with remove_on_error(temporary):
-            try:
-                wanted = take_probabilities(statement, model)
-                ignores_case = dialect_of(request.database) != "postgres"
-                for batch in with_predictions(
-                    files, outputs, model, statement.column, probabilities=wanted, ignores_case=ignores_case
-                ):
-                    writer = writer or pq.ParquetWriter(temporary, batch.schema, compression="zstd")
-                    writer.write_batch(batch)
-            finally:
-                if writer is not None:
-                    writer.close()
-            temporary.rename(parquet)
+        batches = with_predictions(
+            files,
+            outputs,
+            model,
+            statement.column,
+            probabilities=take_probabilities(statement, model),
+            ignores_case=dialect_of(request.database) != "postgres",
+        )
+        with translate_os_errors(parquet, "write the predictions"), replace_file(parquet) as temporary:
+            _write_parquet(temporary, batches)
     content = pq.ParquetFile(parquet)
     rows = content.metadata.num_rows
     _write_once(request, statement.into, content.iter_batches(), folder, rows)
     return {"model": model.name, "table": str(statement.into), "rows": rows}
+
+
+def _write_parquet(path: Path, batches: Iterable[Any]) -> None:
+    writer: Any = None
+    with ExitStack() as stack:
+        for batch in batches:
+            writer = writer or stack.enter_context(pq.ParquetWriter(path, batch.schema, compression="zstd"))
+            writer.write_batch(batch)
 
 
 def _write_once(request: ClusterRequest, table: TableName, batches: Any, folder: Path, rows: int) -> None:

@@ -20,7 +20,7 @@ from ruamel.yaml import YAML
 from sql_jobs.conftest import DatabaseUnderTest
 from support.databases import PASSWORD
 
-from edl.api.errors import BadInputError, EdlError, JobFailedError
+from edl.api.errors import BadInputError, EdlError, JobFailedError, StorageError
 from edl.jobfile.loader import dump_job_spec, load_job_file
 from edl.jobfile.strategy_choice import count_parameter_servers
 from edl.sql_jobs import cluster_commands
@@ -431,6 +431,29 @@ def test_predictions_are_complete_though_two_masters_write_them_at_once_and_one_
     assert volume.query("SELECT count(*) FROM guessed") == [(300,)]
     assert pq.read_table(run.path / FOLDER / "predictions.parquet").num_rows == 300
     assert not list((run.path / FOLDER).glob(".*.tmp"))
+
+
+def test_a_full_volume_is_said_with_the_file_of_the_predictions(
+    volume: Volume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volume.train()
+    request, run = volume.submit(PREDICT, "predict")
+    prepare(request, run)
+    write_predictions(run, [(0, 300)])
+
+    def write(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full:
+        full.setattr(pq.ParquetWriter, "write_batch", write)
+        with pytest.raises(StorageError, match="No space left") as raised:
+            finish(run, {"metrics": {}})
+    file = run.path / FOLDER / "predictions.parquet"
+    assert raised.value.where == str(file)
+    assert "disk is full" in (raised.value.hint or "")
+    assert not list(file.parent.glob("*predictions*")), "its space is free again"
+    finish(run, {"metrics": {}})
+    assert volume.query("SELECT count(*) FROM guessed") == [(300,)]
 
 
 def test_a_table_that_a_lost_master_wrote_is_not_written_again(volume: Volume) -> None:
