@@ -367,9 +367,9 @@ def _register(
     summary: Mapping[str, Any],
 ) -> dict[str, Any]:
     for version in registry.versions(model.name):
-        found = registry.find(ModelName(model.name, version, statement.into.place))
-        if (found.created, found.digest) == (model.created, model.digest):
-            write_description(found, run.path / FOLDER / DESCRIPTION_FILE)
+        registered = registry.find(ModelName(model.name, version, statement.into.place))
+        if (registered.created, registered.digest) == (model.created, model.digest):
+            write_description(registered, run.path / FOLDER / DESCRIPTION_FILE)
             return {"model": model.name, "version": version}  # by a master that was lost right after
     first = MeasuredTraining.from_events(JsonLinesTail(run.events).poll(), summary)
     marked = measured_on(run.path / FOLDER / "data" / "validation", model)

@@ -69,8 +69,8 @@ def override_columns(plan: ColumnPlan, columns: Mapping[str, Sequence[ColumnExpr
                 expressions[0].place,
                 "wide_and_deep has the parts wide and deep; write COLUMN without FOR for other models",
             )
-        found = [_plan_expression(each, facts, plan) for each in expressions]
-        stated += [replace(each, part=_PARTS[part.lower()] if estimator == "wide_and_deep" else "") for each in found]
+        planned = [_plan_expression(each, facts, plan) for each in expressions]
+        stated += [replace(each, part=_PARTS[part.lower()] if estimator == "wide_and_deep" else "") for each in planned]
     if any(part for part in columns):
         if estimator == "wide_and_deep":
             _require_parts(stated, columns)
@@ -104,13 +104,13 @@ def _plan_expression(expression: ColumnExpression, facts: Mapping[str, ColumnFac
 
 
 def _take_column(wanted: ColumnName, facts: Mapping[str, ColumnFacts], plan: ColumnPlan) -> ColumnFacts:
-    found = find_column(facts, wanted)
-    if found.name == plan.label.name:
-        raise statement_error(f"{found.name} is the label, which the model must not see", wanted.place)
-    if not found.count or found.kind == "other":
-        reason = "has only NULL" if not found.count else f"is {found.type_name}, which no model takes"
-        raise statement_error(f"the column {found.name} {reason}", wanted.place)
-    return found
+    column = find_column(facts, wanted)
+    if column.name == plan.label.name:
+        raise statement_error(f"{column.name} is the label, which the model must not see", wanted.place)
+    if not column.count or column.kind == "other":
+        reason = "has only NULL" if not column.count else f"is {column.type_name}, which no model takes"
+        raise statement_error(f"the column {column.name} {reason}", wanted.place)
+    return column
 
 
 def _check_size(facts: ColumnFacts, expression: ColumnExpression) -> None:
@@ -158,9 +158,9 @@ class _ColumnFunction:
         if len(self._call.arguments) > 2 and _text_of(self._argument(2)) not in _COMBINERS:
             raise self._error()
         if isinstance(first, ColumnName):
-            found = _take_column(first, self._facts, self._plan)
-            if found.kind == "text" and found.vocabulary:
-                return plan_text(found, _STATED, dimension)
+            column = _take_column(first, self._facts, self._plan)
+            if column.kind == "text" and column.vocabulary:
+                return plan_text(column, _STATED, dimension)
         return replace(self._category(0), use=ColumnUse.EMBEDDING, dimension=dimension)
 
     def _category(self, number: int) -> FeaturePlan:
@@ -265,14 +265,14 @@ class _ColumnFunction:
         argument = self._argument(number)
         if not isinstance(argument, ColumnName):
             raise self._error()
-        found = _take_column(argument, self._facts, self._plan)
-        if numeric and found.kind == "text":
+        column = _take_column(argument, self._facts, self._plan)
+        if numeric and column.kind == "text":
             raise statement_error(
-                f"{self._call.function} takes a number, and the column {found.name} is {found.type_name}",
+                f"{self._call.function} takes a number, and the column {column.name} is {column.type_name}",
                 argument.place,
                 "convert it in the query: CAST(... AS DOUBLE PRECISION)",
             )
-        return found
+        return column
 
     def _whole_number(self, number: int, *, least: int) -> int:
         argument = self._argument(number)

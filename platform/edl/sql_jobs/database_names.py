@@ -45,9 +45,9 @@ class DatabaseNames:
         try:
             database = Database(self._address)
             with database.connect() as connection:
-                found = [str(name) for name in take(sa.inspect(connection))]
+                names = [str(name) for name in take(sa.inspect(connection))]
             # DuckDB writes a file through no connection while another one reads it.
             database.engine.dispose()
         except EdlError:
             return []  # the statement itself will say what is wrong
-        return found
+        return names

@@ -260,17 +260,17 @@ def find_metrics(attribute: Attribute, kind: LabelKind) -> tuple[str, ...]:
     Raises:
         BadInputError: there is no such metric for this kind; names the place.
     """
-    known, found = _METRICS[kind], list[str]()
+    known, metrics = _METRICS[kind], list[str]()
     given = attribute.value if isinstance(attribute.value, tuple) else (attribute.value,)
     for name in filter(None, ",".join(map(str, given)).replace(" ", "").split(",")):
-        found.append(name.lower().replace("_", ""))
-        if found[-1] not in known:
+        metrics.append(name.lower().replace("_", ""))
+        if metrics[-1] not in known:
             raise statement_error(
                 f"there is no metric {name} for {kind}",
                 attribute.place,
                 f"leave out {METRICS_SETTING}: EDL computes {', '.join(known)}",
             )
-    return tuple(found)
+    return tuple(metrics)
 
 
 def check_label_settings(statement: TrainStatement, plan: ColumnPlan) -> None:

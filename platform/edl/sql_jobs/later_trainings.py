@@ -42,14 +42,14 @@ def linear_document(document: Mapping[str, Any], rows: int) -> dict[str, Any]:
         document: job file of the network.
         rows: to train on.
     """
-    found = deepcopy(dict(document))
-    found["name"] = _with_ending(str(document["name"]), "linear")
-    found["model"] |= {"definition": f"{ANNEALED_MODULE}.custom_model"}
-    found["model"]["params"] = {**found["model"]["params"], "hidden": []}
-    found["train"] |= {"epochs": _LINEAR_EPOCHS, "minibatch_size": rows, "evaluation_steps": _LINEAR_EVALUATION_STEPS}
+    linear = deepcopy(dict(document))
+    linear["name"] = _with_ending(str(document["name"]), "linear")
+    linear["model"] |= {"definition": f"{ANNEALED_MODULE}.custom_model"}
+    linear["model"]["params"] = {**linear["model"]["params"], "hidden": []}
+    linear["train"] |= {"epochs": _LINEAR_EPOCHS, "minibatch_size": rows, "evaluation_steps": _LINEAR_EVALUATION_STEPS}
     # Of the steps of the network, which are smaller ones.
-    found["train"].pop("max_steps", None)
-    return found
+    linear["train"].pop("max_steps", None)
+    return linear
 
 
 def refit_document(document: Mapping[str, Any], epochs: int, rows: PreparedRows) -> dict[str, Any]:
@@ -60,18 +60,18 @@ def refit_document(document: Mapping[str, Any], epochs: int, rows: PreparedRows)
         epochs: of the new training.
         rows: of the old one. If each of its steps had all of them, each of the new one has.
     """
-    found = deepcopy(dict(document))
-    data = found["data"]
+    refit = deepcopy(dict(document))
+    data = refit["data"]
     data["training"] = [data["training"], data.pop("validation")]
-    found["name"] = _with_ending(str(document["name"]), "refit")
-    found["model"] |= {"definition": f"{ANNEALED_MODULE}.custom_model"}
-    found["train"] |= {"epochs": epochs}
-    if found["train"]["minibatch_size"] == rows.training:
-        found["train"]["minibatch_size"] += rows.validation
+    refit["name"] = _with_ending(str(document["name"]), "refit")
+    refit["model"] |= {"definition": f"{ANNEALED_MODULE}.custom_model"}
+    refit["train"] |= {"epochs": epochs}
+    if refit["train"]["minibatch_size"] == rows.training:
+        refit["train"]["minibatch_size"] += rows.validation
     for name in ("evaluation_steps", "max_steps"):  # the number of epochs has what they decided
-        found["train"].pop(name, None)
-    found["export"] = {"path": "export"}
-    return found
+        refit["train"].pop(name, None)
+    refit["export"] = {"path": "export"}
+    return refit
 
 
 def _with_ending(name: str, ending: str) -> str:

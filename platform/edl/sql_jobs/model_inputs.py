@@ -67,11 +67,11 @@ class ModelInputs:
 
     def matrices(self) -> Mapping[str, list[str]]:
         """The inputs that each matrix has, in the order of its columns; empty for a table that is not wide."""
-        found: dict[str, list[str]] = {}
+        names_by_matrix: dict[str, list[str]] = {}
         for each in self.inputs:
             if each.matrix:
-                found.setdefault(each.matrix, []).append(each.name)
-        return found
+                names_by_matrix.setdefault(each.matrix, []).append(each.name)
+        return names_by_matrix
 
     def one_by_one(self) -> ModelInputs:
         """The same inputs without matrices."""

@@ -122,8 +122,8 @@ class ModelRegistry:
 
     def list_models(self) -> list[ModelDescription]:
         """The newest version of each model, by name."""
-        found = (self._read_newest(name) for name in self.list_names())
-        return [each for each in found if each is not None]
+        newest = (self._read_newest(name) for name in self.list_names())
+        return [each for each in newest if each is not None]
 
     def versions(self, name: str) -> list[int]:
         """The versions of a model, oldest first."""
@@ -140,8 +140,8 @@ class ModelRegistry:
         while True:
             version = self._find_versions(wanted)[-1]
             # None: it was dropped meanwhile
-            if (found := self._read(wanted.name, version)) is not None:
-                return found
+            if (description := self._read(wanted.name, version)) is not None:
+                return description
 
     def _find_versions(self, wanted: ModelName) -> list[int]:
         """All versions of a model, or the one that is wanted. Their descriptions may be unreadable.
@@ -271,8 +271,8 @@ class ModelRegistry:
 
     def _read_newest(self, name: str) -> ModelDescription | None:
         while versions := self.versions(name):
-            if (found := self._read(name, versions[-1])) is not None:
-                return found
+            if (description := self._read(name, versions[-1])) is not None:
+                return description
         return None
 
 

@@ -111,11 +111,11 @@ def score_permutations(
 ) -> list[ColumnImportance]:
     """The importance of each column, the largest first."""
     full = _score(outputs(permuted.rows), permuted.labels, model)
-    found = []
+    importances = []
     for column in permuted.columns:
         losses = [full - _score(outputs(permuted.rows), permuted.labels, model) for _ in range(permuted.repeats)]
-        found.append(ColumnImportance(column, float(np.mean(losses)), float(np.std(losses))))
-    return sorted(found, key=lambda each: -each.mean)
+        importances.append(ColumnImportance(column, float(np.mean(losses)), float(np.std(losses))))
+    return sorted(importances, key=lambda each: -each.mean)
 
 
 def _score(outputs: Any, labels: Any, model: ModelDescription) -> float:

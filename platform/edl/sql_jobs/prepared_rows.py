@@ -256,10 +256,10 @@ def _find_division(files: Rows, form: RowForm, share: float) -> _Division:
 
 def _has_few_rows(files: Rows, form: RowForm, most: int) -> bool:
     """Whether there are at most so many different rows. As soon as there are more, no others are read."""
-    found = np.zeros(0, np.uint64)
+    hashes = np.zeros(0, np.uint64)
     for table in form.prepare(files):
-        found = np.union1d(found, _hash_rows(table))
-        if len(found) > most:
+        hashes = np.union1d(hashes, _hash_rows(table))
+        if len(hashes) > most:
             return False
     return True
 

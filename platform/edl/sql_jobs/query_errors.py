@@ -68,9 +68,9 @@ def _find_named(message: str, query: str) -> int | None:
         return None
     name = next(filter(None, named.groups()))
     for word in (name, name.rpartition(".")[2]):
-        found = [match.start() for match in re.finditer(rf"(?<!\w){re.escape(word)}(?!\w)", query)]
-        if found:
-            return found[0] if len(found) == 1 else None
+        offsets = [match.start() for match in re.finditer(rf"(?<!\w){re.escape(word)}(?!\w)", query)]
+        if offsets:
+            return offsets[0] if len(offsets) == 1 else None
     return None
 
 

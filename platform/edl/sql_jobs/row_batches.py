@@ -149,8 +149,8 @@ def _postgresql_type(cursor: Any, name: str, code: int) -> pa.DataType:
     known = _POSTGRESQL_TYPES.get(code)
     if known is not None:
         return known
-    found = cursor.execute(_FIND_TYPE, (code,)).fetchone()
-    kind, category, shown = found or ("", "", f"number {code}")
+    type_row = cursor.execute(_FIND_TYPE, (code,)).fetchone()
+    kind, category, shown = type_row or ("", "", f"number {code}")
     if kind == "e" or category == "S":
         return _TEXT
     raise unusable_column(name, shown)
@@ -369,10 +369,10 @@ def _declared_types(cursor: Any, query: str) -> dict[str, pa.DataType]:
     view = f"edl_{uuid4().hex}"
     cursor.execute(f"CREATE TEMP VIEW {view} AS {query}")
     try:
-        found = cursor.execute(f"PRAGMA temp.table_info({view})").fetchall()
+        column_rows = cursor.execute(f"PRAGMA temp.table_info({view})").fetchall()
     finally:
         cursor.execute(f"DROP VIEW temp.{view}")
-    return {row[1]: _SQLITE_TYPES[row[2].upper()] for row in found if row[2].upper() in _SQLITE_TYPES}
+    return {row[1]: _SQLITE_TYPES[row[2].upper()] for row in column_rows if row[2].upper() in _SQLITE_TYPES}
 
 
 def _read_values(cursor: Any, columns: Sequence[ColumnValues]) -> Batches:

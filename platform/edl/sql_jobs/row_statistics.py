@@ -253,14 +253,14 @@ def _find_copies(files: Rows, facts: Sequence[ColumnFacts], label: str) -> set[s
     target = next((each for each in facts if each.name == label and each.count), None)
     if target is None:
         return set()
-    found = set[str]()
+    copies = set[str]()
     # Where hardly a value of the label comes twice, other numbers stand beside one each, too.
     if 2 <= target.distinct <= min(MOST_CLASSES, target.count // 2):
-        found = _find_renamed(files, [each.name for each in facts if _may_rename(each, target)], target)
+        copies = _find_renamed(files, [each.name for each in facts if _may_rename(each, target)], target)
     numbers = [each.name for each in facts if each.kind in ("integer", "number") and each.name != label and each.count]
     if target.kind in ("integer", "number") and target.distinct > 2 and numbers:
-        found |= _find_rescaled(files, numbers, label)
-    return found
+        copies |= _find_rescaled(files, numbers, label)
+    return copies
 
 
 def _may_rename(facts: ColumnFacts, target: ColumnFacts) -> bool:

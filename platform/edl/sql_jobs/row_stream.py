@@ -170,9 +170,9 @@ class StreamedRows:
             lambda connection: list(_read(self._database, connection, self.origin, chosen, f"{where} ORDER BY {key}"))
         )
         expected = min(index.block_rows, index.rows - number * index.block_rows)
-        found = sum(part.num_rows for part in parts)
-        if found != expected:
-            raise self._changed(f"{found:,} rows are where {expected:,} were counted")
+        row_count = sum(part.num_rows for part in parts)
+        if row_count != expected:
+            raise self._changed(f"{row_count:,} rows are where {expected:,} were counted")
         try:
             table = pa.Table.from_batches([part.cast(schema) for part in parts], schema).combine_chunks()
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -213,17 +213,17 @@ def survey_rows(origin: RowOrigin, on_progress: OnProgress | None = None) -> Str
     dialect = str(database.engine.dialect.name)
 
     def survey(connection: Any) -> _Survey:
-        found = _Survey(origin.key, dialect)
+        surveyed = _Survey(origin.key, dialect)
         order = f" ORDER BY {_quote_name(origin.key, dialect)}"
         with closing(_read(database, connection, origin, "*", order)) as batches:
             for batch in batches:
-                found.add(batch)
+                surveyed.add(batch)
                 if on_progress is not None:
-                    on_progress(found.rows)
-        return found
+                    on_progress(surveyed.rows)
+        return surveyed
 
-    found = database.run(survey)
-    rows = StreamedRows(origin, found.index(), database)
+    surveyed = database.run(survey)
+    rows = StreamedRows(origin, surveyed.index(), database)
     if rows.rows and not rows.digest:  # a type became wider: the digest is one of the final types
         digest = ContentDigest(rows.schema)
         for batch in rows.batches(rows.schema.names):

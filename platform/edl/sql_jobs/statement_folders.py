@@ -454,22 +454,22 @@ def find_label(model: ModelDescription, rows: ExtractedRows, named: ColumnName |
         BadInputError: there is none, or it has NULLs, or classes that the model does not know.
     """
     wanted = named or ColumnName(model.label, select.place)
-    found = find_column({each.name: each for each in rows.columns}, wanted)
-    if found.nulls:
+    label = find_column({each.name: each for each in rows.columns}, wanted)
+    if label.nulls:
         raise statement_error(
-            f"the label {found.name} has {found.nulls:,} NULLs",
+            f"the label {label.name} has {label.nulls:,} NULLs",
             wanted.place,
-            f"add WHERE {_quote_name(rows, found.name)} IS NOT NULL to the query",
+            f"add WHERE {_quote_name(rows, label.name)} IS NOT NULL to the query",
         )
-    unknown = _unknown_classes(model, rows, found.name)
+    unknown = _unknown_classes(model, rows, label.name)
     if unknown:
         raise statement_error(
-            f"the label {found.name} has {list_names([repr(each) for each in unknown])}, "
+            f"the label {label.name} has {list_names([repr(each) for each in unknown])}, "
             f"which {'are no classes' if len(unknown) > 1 else 'is no class'} of the model",
             wanted.place,
             f"it predicts {list_names([repr(each) for each in model.classes])}; leave other rows out with WHERE",
         )
-    return found.name
+    return label.name
 
 
 def _quote_name(rows: ExtractedRows | StreamedRows, name: str) -> str:
@@ -481,12 +481,12 @@ def _unknown_classes(model: ModelDescription, rows: ExtractedRows, label: str) -
     """Values of a label without NULLs that a model does not predict, in their order."""
     if not model.classes:
         return []
-    known, found = pa.array(model.classes, pa.string()), set[str]()
+    known, unknown = pa.array(model.classes, pa.string()), set[str]()
     for batch in read_column_batches(rows.files, [label]):
         values = pc.unique(batch.column(label))
         texts = to_text(values)
-        found.update(texts.filter(pc.invert(pc.is_in(texts, known))).to_pylist())
-    return sorted(found)
+        unknown.update(texts.filter(pc.invert(pc.is_in(texts, known))).to_pylist())
+    return sorted(unknown)
 
 
 def refuse_attributes(attributes: Mapping[str, Attribute]) -> None:
@@ -548,14 +548,14 @@ def take_metrics(statement: EvaluateStatement, model: ModelDescription | None = 
     Raises:
         BadInputError: there is another setting, or no such metric for the label of the model.
     """
-    found: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
     for name, attribute in statement.attributes.items():
         if name != METRICS_SETTING:
             near = f"there is {METRICS_SETTING}='accuracy'"
             raise statement_error(f"there is no setting {name} here", attribute.place, near)
         if model is not None:
-            found = find_metrics(attribute, LabelKind[model.label_kind])
-    return found
+            metrics = find_metrics(attribute, LabelKind[model.label_kind])
+    return metrics
 
 
 def measured_on(folder: Path, model: ModelDescription) -> Callable[[Metrics], dict[str, float | None]]:
@@ -656,16 +656,16 @@ def check_model_columns(model: ModelDescription, rows: ExtractedRows, place: Tex
     Raises:
         BadInputError: see above.
     """
-    found = {each.name: each for each in rows.columns}
+    columns = {each.name: each for each in rows.columns}
     faults = list[str]()
     for name, kind in {each.column: each.kind for each in model.inputs}.items():
-        if name not in found:
-            faults.append(f"{name} is missing{_guess_new_name(name, found, model.columns)}")
+        if name not in columns:
+            faults.append(f"{name} is missing{_guess_new_name(name, columns, model.columns)}")
             continue
-        now = kind_of(found[name].type)
-        if _KIND_GROUPS.get(now) != _KIND_GROUPS.get(kind) and not _has_only_nulls(found[name], rows.rows):
+        now = kind_of(columns[name].type)
+        if _KIND_GROUPS.get(now) != _KIND_GROUPS.get(kind) and not _has_only_nulls(columns[name], rows.rows):
             faults.append(
-                f"{name} was {_KIND_GROUPS.get(kind, kind)} ({model.columns.get(name)}), and is {found[name].type}"
+                f"{name} was {_KIND_GROUPS.get(kind, kind)} ({model.columns.get(name)}), and is {columns[name].type}"
             )
     if faults:
         whose = f"{model.name}@{model.version}" if model.version else "the model"
@@ -676,9 +676,9 @@ def check_model_columns(model: ModelDescription, rows: ExtractedRows, place: Tex
         )
 
 
-def _guess_new_name(name: str, found: Mapping[str, Any], known: Mapping[str, str]) -> str:
+def _guess_new_name(name: str, columns: Mapping[str, Any], known: Mapping[str, str]) -> str:
     """What a column may be called now: one that the model has not seen."""
-    near = get_close_matches(name, [each for each in found if each not in known], 1)
+    near = get_close_matches(name, [each for each in columns if each not in known], 1)
     return f" (is it {near[0]} now?)" if near else ""
 
 

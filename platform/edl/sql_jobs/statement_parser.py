@@ -73,13 +73,13 @@ def parse_with_texts(text: str, dialect: str | None = None) -> list[tuple[Statem
         BadInputError: a statement is wrong; ``where`` names line and column.
     """
     tokens = _tokenize(text, dialect)
-    found, start = list[tuple[Statement, str]](), 0
+    statements, start = list[tuple[Statement, str]](), 0
     for end in [*(at for at, token in enumerate(tokens) if token.token_type == TokenType.SEMICOLON), len(tokens)]:
         if start < end:
             own = text[tokens[start].start : tokens[end - 1].end + 1]
-            found.append((_StatementParser(text, tokens[start:end], dialect).parse(), own))
+            statements.append((_StatementParser(text, tokens[start:end], dialect).parse(), own))
         start = end + 1
-    return found
+    return statements
 
 
 class StatementError(BadInputError):
@@ -167,14 +167,14 @@ class _StatementParser:
 
     def _top_level(self) -> list[int]:
         """Numbers of the tokens outside of parentheses."""
-        depth, found = 0, []
+        depth, numbers = 0, []
         for number, token in enumerate(self._tokens):
             plain = token.token_type not in _QUOTED
             depth -= plain and token.text in _CLOSING and bool(token.text)
             if depth == 0:
-                found.append(number)
+                numbers.append(number)
             depth += plain and token.text in _OPENING and bool(token.text)
-        return found
+        return numbers
 
     def _find_task(self) -> int | None:
         """The number of ``TO`` before the name of a task; the last one, because a query may have such aliases."""
@@ -314,30 +314,30 @@ class _ClauseParser:
     # -- clauses ---------------------------------------------------------------------------------
 
     def _take_attributes(self) -> dict[str, Attribute]:
-        found: dict[str, Attribute] = {}
+        attributes: dict[str, Attribute] = {}
         if not self.take_word("WITH"):
-            return found
+            return attributes
         while True:
             place = self.place()
             name = self.take_dotted("a setting, such as train.epochs=5")
-            if name in found:
+            if name in attributes:
                 raise statement_error(f"{name} is set twice", place)
             self._expect("=", f"write {name}=value")
-            found[name] = Attribute(self._take_value(), place)
+            attributes[name] = Attribute(self._take_value(), place)
             if not self._take(","):
-                return found
+                return attributes
 
     def _take_columns(self) -> dict[str, tuple[ColumnExpression, ...]]:
-        found: dict[str, tuple[ColumnExpression, ...]] = {}
+        columns: dict[str, tuple[ColumnExpression, ...]] = {}
         while self.take_word("COLUMN"):
             place, listed = self.place(), [self._take_expression()]
             while self._take(","):
                 listed.append(self._take_expression())
             part = self._take_name("a part of the model") if self.take_word("FOR") else ""
-            if part in found:
+            if part in columns:
                 raise statement_error(f"COLUMN {f'FOR {part} ' if part else ''}stands twice", place)
-            found[part] = tuple(listed)
-        return found
+            columns[part] = tuple(listed)
+        return columns
 
     def _take_expression(self) -> ColumnExpression:
         place, is_quoted = self.place(), self._is_quoted()
@@ -501,5 +501,5 @@ class _ClauseParser:
 
     def _error(self, message: str, hint: str | None = None) -> BadInputError:
         token = self._current()
-        found = "the statement ends" if token is None else f"found {self._text[token.start : token.end + 1]}"
-        return statement_error(f"{message}, {found}", self.place(), hint)
+        actual = "the statement ends" if token is None else f"found {self._text[token.start : token.end + 1]}"
+        return statement_error(f"{message}, {actual}", self.place(), hint)

@@ -277,12 +277,12 @@ class StatementRunner:
         check_settings(statement)
         check_job_fields(statement)
         self.registry.check_new(statement.into, replace_model=self.replaces)
-        with _work_folder(statement, self.export) as folder, self._find_rows(statement, folder) as found:
+        with _work_folder(statement, self.export) as folder, self._find_rows(statement, folder) as query_rows:
             prepared = prepare_train(
-                statement, text, found.rows, self.database or "", folder, query_seconds=self.query_seconds
+                statement, text, query_rows.rows, self.database or "", folder, query_seconds=self.query_seconds
             )
             self.observer.planned(prepared.plan, prepared.settings, prepared.counts)
-            model = replace(self._run_trainings(folder, found, prepared), stream=found.stream)
+            model = replace(self._run_trainings(folder, query_rows, prepared), stream=query_rows.stream)
             exported = folder / "export"
             try:
                 saved = self.registry.save(model, model_files(folder, exported))
@@ -291,14 +291,14 @@ class StatementRunner:
                 raise UnstoredResultError(error.message, where=error.where, hint=hint) from error
         return TrainResult(saved, self.export)
 
-    def _find_rows(self, statement: TrainStatement, folder: Path) -> AbstractContextManager[_FoundRows]:
+    def _find_rows(self, statement: TrainStatement, folder: Path) -> AbstractContextManager[_QueryRows]:
         """The rows of a training: extracted, or in the database as long as the context is open."""
         if self.stream:
             return self._stream_rows(statement)
-        return nullcontext(_FoundRows(self._extract(statement.select, folder)))
+        return nullcontext(_QueryRows(self._extract(statement.select, folder)))
 
     @contextmanager
-    def _stream_rows(self, statement: TrainStatement) -> Iterator[_FoundRows]:
+    def _stream_rows(self, statement: TrainStatement) -> Iterator[_QueryRows]:
         database, select = self._need_database(), statement.select
         if self.export is not None:
             raise BadInputError(
@@ -319,11 +319,11 @@ class StatementRunner:
             self.observer.streamed(key, is_consistent=snapshot.is_consistent)
             rows = stream_rows(origin, select, self.observer.extracted)
             stream = STREAM_SNAPSHOT if snapshot.is_consistent else STREAM_INCONSISTENT
-            yield _FoundRows(rows, stream, snapshot.check)
+            yield _QueryRows(rows, stream, snapshot.check)
 
-    def _run_trainings(self, folder: Path, found: _FoundRows, prepared: PreparedTraining) -> ModelDescription:
+    def _run_trainings(self, folder: Path, query_rows: _QueryRows, prepared: PreparedTraining) -> ModelDescription:
         """Train what is in a folder, of a small table several times; returns the model with what was measured."""
-        run = partial(self._run_training, folder, found, prepared)
+        run = partial(self._run_training, folder, query_rows, prepared)
         if not prepared.settings.refits:
             return with_measured(prepared.model, run(), prepared.mark_undefined)
         first, further = run(exports=False), FurtherTrainings.from_prepared(prepared)
@@ -333,7 +333,7 @@ class StatementRunner:
     def _run_training(
         self,
         folder: Path,
-        found: _FoundRows,
+        query_rows: _QueryRows,
         prepared: PreparedTraining,
         job: str = "job.yaml",
         *,
@@ -344,7 +344,7 @@ class StatementRunner:
 
         Args:
             folder: of the statement.
-            found: its rows.
+            query_rows: of its query.
             prepared: what was made of them.
             job: name of the job file.
             exports: the model is kept.
@@ -356,7 +356,7 @@ class StatementRunner:
         def follow(event: Mapping[str, Any]) -> None:
             nonlocal next_check
             if time.monotonic() >= next_check:
-                found.check()
+                query_rows.check()
                 next_check = time.monotonic() + _SNAPSHOT_SECONDS
             if event.get("event") == "evaluation_ended":
                 evaluations.append(event)
@@ -364,12 +364,12 @@ class StatementRunner:
             self.observer.job_event(event)
 
         arguments = [] if exports else ["--set", "export=null"]
-        if found.stream:
+        if query_rows.stream:
             arguments += stream_settings(has_validation=has_validation)
-        summary = run_edl("run", folder, arguments, follow, needs_database=bool(found.stream), job=job)
-        if found.stream:
+        summary = run_edl("run", folder, arguments, follow, needs_database=bool(query_rows.stream), job=job)
+        if query_rows.stream:
             # Whatever was read after the snapshot was lost would be of another state.
-            found.check()
+            query_rows.check()
         return MeasuredTraining.from_events(evaluations, summary)
 
     # -- models that exist -----------------------------------------------------------------------
@@ -507,7 +507,7 @@ def check_stream_value(stream: str, *, submit: bool) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _FoundRows:
+class _QueryRows:
     """The rows of a training.
 
     Attributes:

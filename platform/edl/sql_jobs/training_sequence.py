@@ -165,5 +165,5 @@ def with_measured(model: ModelDescription, measured: MeasuredTraining, mark: Mar
 def with_kept(model: ModelDescription, kept: KeptTraining, mark: Mark) -> ModelDescription:
     """The description of a model that was kept, and trained again."""
     estimator = "linear" if kept.is_linear else model.estimator
-    found = with_measured(model, kept.measured, mark)
-    return replace(found, estimator=estimator, choice=kept.choice, refit_epochs=kept.epochs)
+    measured = with_measured(model, kept.measured, mark)
+    return replace(measured, estimator=estimator, choice=kept.choice, refit_epochs=kept.epochs)

@@ -31,12 +31,12 @@ def read_labels(folder: Path, label: str) -> Iterator[Any]:
 
 def find_different(labels: Iterable[Any], most: int = 2) -> set[Any]:
     """Different values. When so many are found, no others are read."""
-    found = set[Any]()
+    values = set[Any]()
     for part in labels:
-        found.update(pc.unique(part).to_pylist())
-        if len(found) >= most:
+        values.update(pc.unique(part).to_pylist())
+        if len(values) >= most:
             break
-    return found
+    return values
 
 
 def mark_undefined(metrics: Metrics, kind: LabelKind, *, labels_differ: bool) -> dict[str, float | None]:

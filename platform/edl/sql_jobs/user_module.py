@@ -43,12 +43,14 @@ class UserModule:
             BadInputError: there are too many.
         """
         package = self.zoo / self.definition.partition(".")[0]
-        found = sorted([*self.zoo.glob("*.py"), *(package.rglob("*.py") if package.is_dir() else ())])
-        if len(found) > _MOST_FILES:
+        modules = sorted([*self.zoo.glob("*.py"), *(package.rglob("*.py") if package.is_dir() else ())])
+        if len(modules) > _MOST_FILES:
             raise BadInputError(
-                f"has {len(found):,} Python files", where=str(self.zoo), hint="put the module into a folder of its own"
+                f"has {len(modules):,} Python files",
+                where=str(self.zoo),
+                hint="put the module into a folder of its own",
             )
-        return {str(path.relative_to(self.zoo)): path.read_text(encoding="utf-8") for path in found}
+        return {str(path.relative_to(self.zoo)): path.read_text(encoding="utf-8") for path in modules}
 
     def takes(self, name: str) -> bool:
         """Whether the module imports a name of the columns' module."""

@@ -76,14 +76,14 @@ class ColumnValues:
         if unusable:
             at, value = next((at, value) for at, value in enumerate(values) if type(value) in unusable)
             raise unusable_column(self.name, _type_name(value), first_row + at)
-        found = {_TYPES[kind] for kind in kinds}
-        if self.declared is not None and found:
-            array = self._convert_declared(values, found)
+        types = {_TYPES[kind] for kind in kinds}
+        if self.declared is not None and types:
+            array = self._convert_declared(values, types)
             if array is not None:
                 self.type = array.type
                 return array
         wanted = self.type
-        for each in sorted(found, key=str):
+        for each in sorted(types, key=str):
             wider = _widen(wanted, each)
             if wider is None:
                 # The first value that does not fit to those before it.
@@ -92,14 +92,14 @@ class ColumnValues:
         self.type = wanted
         return _to_array(values, kinds, wanted, self.name, first_row)
 
-    def _convert_declared(self, values: Sequence[Any], found: set[pa.DataType]) -> pa.Array | None:
+    def _convert_declared(self, values: Sequence[Any], types: set[pa.DataType]) -> pa.Array | None:
         """What SQLite keeps as a number or a text, and a table declares to be more; None: the values are not so."""
         declared = self.declared
         if self.type not in (pa.null(), declared):
             return None
-        if declared == pa.bool_() and found == {pa.int64()} and set(values) <= {0, 1, None}:
+        if declared == pa.bool_() and types == {pa.int64()} and set(values) <= {0, 1, None}:
             return pa.array([None if value is None else bool(value) for value in values], declared)
-        if declared in (pa.date32(), TIMESTAMP) and found == {pa.string()}:
+        if declared in (pa.date32(), TIMESTAMP) and types == {pa.string()}:
             try:
                 return pa.array(values, pa.string()).cast(declared)
             except pa.ArrowInvalid:
