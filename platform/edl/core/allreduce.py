@@ -21,7 +21,7 @@ from edl.core.grants import check_corrupt_limit, record_heartbeat
 from edl.core.job_pods import JobPod
 from edl.core.rank_state import RankPhase
 from edl.core.shuffle import SHUFFLED_SOURCE_NAME, RecordRange
-from edl.core.state import JobState
+from edl.core.state import JobState, end_job, record_entry
 from edl.core.state_agreement import DIGEST_STEPS
 from edl.core.world_rounds import (
     NO_ROUND,
@@ -299,7 +299,7 @@ def _return_leases_after_limit(state: JobState) -> None:
         return
     if rounds.phase is RoundPhase.RUNNING:
         for number, lease in sorted(training.leases.items(), reverse=True):
-            state.record_entry(LeaseReturned(lease=number, through=lease.done_steps, partial=0, repeated=0))
+            record_entry(state, LeaseReturned(lease=number, through=lease.done_steps, partial=0, repeated=0))
         state.notify_workers()
 
 
@@ -307,7 +307,7 @@ def _stop_by_callback(state: JobState, rounds: WorldRounds, event: WorldReported
     """Callbacks of the user's ended training. All ranks have heard of it, and every step is in the ledger."""
     if not event.is_stopped or rounds.phase is not RoundPhase.RUNNING or state.callback_stop_reason:
         return
-    state.record_entry(StoppedByCallback(step=rounds.committed_step))
+    record_entry(state, StoppedByCallback(step=rounds.committed_step))
     decision = state.callback_stop_reason
     state.emit(CallbackDecided(step=rounds.committed_step, callback="callbacks()", decision=decision))
 
@@ -332,7 +332,7 @@ def _obey(state: JobState, rounds: WorldRounds, commands: list[RoundCommand], lo
             training = state.training_ledger
             known_difference = rounds.difference
             lost = world_entries.find_lost_shares(command, rounds, training, state.settings.global_batch)
-            state.record_entry(world_entries.started_entry(command, rounds, training, tuple(lost.values())))
+            record_entry(state, world_entries.started_entry(command, rounds, training, tuple(lost.values())))
             check_corrupt_limit(state)
             _emit_repeated(state, lost)
             member_crashes.judge_returned_leases(state, returned, is_progress_known=True)
@@ -345,7 +345,7 @@ def _obey(state: JobState, rounds: WorldRounds, commands: list[RoundCommand], lo
         elif isinstance(command, StepsCommitted):
             _credit_workers(state, command.done)
             world_checkpoints.capture_ledger(state, command.step)
-            state.record_entry(world_entries.committed_entry(command, loss))
+            record_entry(state, world_entries.committed_entry(command, loss))
             check_corrupt_limit(state)
             _credit(state)
         else:
@@ -377,7 +377,7 @@ def _announce(state: JobState, rounds: WorldRounds, announced: RoundAnnounced) -
             state, entry.records or 0, updates, entry.cut or 0, "no worker is left that has the newest parameters"
         )
     lost = member_crashes.open_leases(state)
-    state.record_entry(entry)
+    record_entry(state, entry)
     for worker in announced.joined:
         member_crashes.forget_returned_leases(state, worker)
     # The ledger goes back: nobody knows how far the lost workers were.
@@ -459,7 +459,8 @@ def describe_world(state: JobState) -> WorldStatus | None:
 
 def _fail_diverged(state: JobState, diverged: StateDiverged) -> None:
     first, second = (f"worker-{state.pods.index_of(worker)}" for worker in diverged.workers)
-    state.end_job(
+    end_job(
+        state,
         "Failed",
         f"{first} and {second} have different variables after step {diverged.step}: "
         "their model, their packages or their processors compute different values",

@@ -32,7 +32,7 @@ from edl.core.events import (
     UpdatesHeld,
 )
 from edl.core.ledger import TRAINING, Ledger
-from edl.core.state import JobState, PendingStop, dataset_entry
+from edl.core.state import JobState, PendingStop, dataset_entry, end_job, record_entry
 
 # --------------------------------------------------------------------------------------------------
 # What a failed checkpoint means for the job. The loss after a PS failure is bounded by the newest
@@ -76,7 +76,8 @@ def advance_save_failure(state: JobState, now: float) -> None:
         failure.paused_at = now
     if failure.paused_at is not None and now >= failure.paused_at + state.settings.checkpoint_full_timeout:
         seconds = state.settings.checkpoint_full_timeout
-        state.end_job(
+        end_job(
+            state,
             "Failed",
             f"no checkpoint could be written, and training was paused for {seconds:g} s "
             f"(checkpoint.full_timeout): {failure.reason}",
@@ -115,7 +116,7 @@ def begin_cut(state: JobState, *, checkpoint: bool, pin: bool, keep_paused: bool
     """Start a cut: the PS allocate memory for it. ``keep_paused``: updates stay paused after the copies."""
     assert state.training_ledger is not None
     number = state.cut_number + 1
-    state.record_entry(CutAnnounced(cut=number, step=state.step))
+    record_entry(state, CutAnnounced(cut=number, step=state.step))
     state.cut = PendingCut(number, checkpoint, pin, keep_paused=keep_paused)
     state.cut.enter_stage(CutStage.PREPARING, _live_ps(state))
     state.add_commands(PrepareCut(number))
@@ -142,7 +143,7 @@ def abort_cut(state: JobState, reason: str, now: float, retry_seconds: float = R
         retry_seconds: seconds until the next attempt.
     """
     assert state.cut is not None
-    state.record_entry(CutCalledOff(cut=state.cut.number, reason=reason))
+    record_entry(state, CutCalledOff(cut=state.cut.number, reason=reason))
     state.add_commands(ReleaseCut(state.cut.number))
     state.emit(WarningRaised(f"cut {state.cut.number} was aborted: {reason}"))
     # A leaving PS waits for this cut, and its grace period is short.
@@ -215,7 +216,8 @@ def handle_snapshot_taken(state: JobState, event: SnapshotTaken, now: float) -> 
 def _complete_cut(state: JobState, cut: PendingCut) -> None:
     version, step = max(cut.versions.values(), default=0), state.cut_ledger["done_steps"]
     imbalance = _check_update_balance(state, cut, step)
-    state.record_entry(
+    record_entry(
+        state,
         CutTaken(
             cut=cut.number,
             step=step,
@@ -225,7 +227,7 @@ def _complete_cut(state: JobState, cut: PendingCut) -> None:
             differs=imbalance.step_differences if cut.admitted_steps else None,
             applied={str(number): through for number, through in cut.included_steps.items()},
             pause=round(cut.pause, 6),
-        )
+        ),
     )
     # Saved with the checkpoint: a rollback to it restores this count.
     state.cut_ledger["lacking"] = dict(state.counters.updates_of)
@@ -278,10 +280,10 @@ def _live_ps(state: JobState) -> set[str]:
 
 def _record_pin(state: JobState, pin: int, step: int, *, final: bool) -> None:
     if final:
-        state.record_entry(FinalCutPinned(cut=pin))
+        record_entry(state, FinalCutPinned(cut=pin))
     # The last step may have been evaluated before the job knew that it was the last one.
     if state.validation and not (final and state.has_evaluated(step)):
-        state.record_entry(EvaluationBegun(pin=pin, step=step, final=final))
+        record_entry(state, EvaluationBegun(pin=pin, step=step, final=final))
         state.emit(EvaluationStarted(step=step))
 
 
@@ -291,13 +293,13 @@ def finish_save(state: JobState, event: CheckpointSaveFinished, now: float) -> N
     if cut is None or cut.number != event.cut or cut.stage is not CutStage.SAVING:
         return
     if event.error:
-        state.record_entry(CutCalledOff(cut=cut.number, reason=event.error))
+        record_entry(state, CutCalledOff(cut=cut.number, reason=event.error))
         state.emit(WarningRaised(f"checkpoint {cut.number} was not written; the previous one is kept: {event.error}"))
         record_save_failure(state, event.error)
         _clear_cut(state, event.error, now + RETRY_SAVING_SECONDS)
     else:
         step, version = state.cut_ledger["done_steps"], max(cut.versions.values(), default=0)
-        state.record_entry(CheckpointWritten(cut=cut.number, step=step, version=version, ledger=state.cut_ledger))
+        record_entry(state, CheckpointWritten(cut=cut.number, step=step, version=version, ledger=state.cut_ledger))
         state.emit(CheckpointSavedEvent(cut=cut.number, step=step, pause_seconds=cut.pause))
         clear_save_failure(state)
     state.cut = None
@@ -314,7 +316,7 @@ def finish_save(state: JobState, event: CheckpointSaveFinished, now: float) -> N
 def handle_stop_requested(state: JobState, event: StopRequested, now: float) -> None:
     """A user wants the job to end: at once, or after a final checkpoint if it would contain anything new."""
     if not event.checkpoint_seconds or not _has_unsaved_steps(state):
-        state.end_job("Interrupted", event.reason)
+        end_job(state, "Interrupted", event.reason)
     elif state.pending_stop is None:
         seconds, failure = event.checkpoint_seconds, state.checkpoint_failure
         # The next attempt may be due after the deadline only: the last one says why.
@@ -333,18 +335,19 @@ def advance_final_checkpoint(state: JobState, now: float) -> None:
     if is_ledger_frozen(state):
         _record_cut_progress(state)
     if saved is not None and saved.cut == stopping.cut_number:
-        state.end_job("Interrupted", f"{stopping.reason}: checkpoint {saved.cut} contains all {saved.step:,} steps")
+        end_job(state, "Interrupted", f"{stopping.reason}: checkpoint {saved.cut} contains all {saved.step:,} steps")
     # The last PS was lost: parameters and ledger rolled back.
     elif _is_no_cut_pending(state) and not _has_unsaved_steps(state):
-        state.end_job("Interrupted", stopping.reason)
+        end_job(state, "Interrupted", stopping.reason)
     elif now >= stopping.deadline:
         obstacle = stopping.obstacle or _describe_obstacle(state)
-        state.end_job(
+        end_job(
+            state,
             "Interrupted",
             f"{stopping.reason}; no checkpoint was written within {stopping.timeout_seconds:g} s: {obstacle}",
         )
     elif _is_no_cut_pending(state) and state.cuts_blocked_until >= stopping.deadline:
-        state.end_job("Interrupted", f"{stopping.reason}; no checkpoint could be written: {stopping.obstacle}")
+        end_job(state, "Interrupted", f"{stopping.reason}; no checkpoint could be written: {stopping.obstacle}")
     elif can_begin_cut(state, now):
         begin_cut(state, checkpoint=True, pin=False)
         stopping.cut_number = state.cut_number
@@ -373,7 +376,7 @@ def _record_cut_progress(state: JobState) -> None:
         return
     for number, applied_steps in sorted(cut.included_steps.items()):
         if number in training.leases and applied_steps > training.leases[number].done_steps:
-            state.record_entry(LeaseProgressed(lease=number, through=applied_steps))
+            record_entry(state, LeaseProgressed(lease=number, through=applied_steps))
 
 
 def _has_unsaved_steps(state: JobState) -> bool:

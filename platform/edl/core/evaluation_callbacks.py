@@ -25,7 +25,7 @@ from edl.core.evaluation import (
 )
 from edl.core.events import CheckpointCopyFinished, CopyCheckpoint
 from edl.core.ledger import BEST_MODEL, single_task_ledger
-from edl.core.state import JobState
+from edl.core.state import JobState, end_job, record_entry
 
 
 def declare_callbacks(state: JobState, specs: Sequence[DeclaredCallback]) -> None:
@@ -36,15 +36,16 @@ def declare_callbacks(state: JobState, specs: Sequence[DeclaredCallback]) -> Non
         message = (
             "workers declare different callbacks: callbacks() and optimizer() must return the same in every process"
         )
-        state.end_job("Failed", message, kind="input")
+        end_job(state, "Failed", message, kind="input")
         return
     state.declared_callbacks = tuple(specs)
     # A restarted master has them from its journal.
     if (deciding_callbacks(specs), model_files(specs)) == (state.callbacks.specs, state.model_files.specs):
         return
-    state.record_entry(CallbacksDeclared(declared=callbacks_to_json(specs)))
+    record_entry(state, CallbacksDeclared(declared=callbacks_to_json(specs)))
     if state.callbacks.keeps_best_checkpoint and not state.settings.durable:
-        state.end_job(
+        end_job(
+            state,
             "Failed",
             "a callback keeps the best weights (restore_best_weights or save_best_only), or writes the model of each "
             "evaluation, but the run has no storage for checkpoints: set storage.claim, or remove the option",
@@ -153,7 +154,7 @@ def restore_best_weights(state: JobState) -> bool:
     if in_progress or state.training_ledger is None:
         return False
     state.copy_cut = state.cut_number + 1
-    state.record_entry(CutAnnounced(cut=state.copy_cut, step=state.step))
+    record_entry(state, CutAnnounced(cut=state.copy_cut, step=state.step))
     state.add_commands(CopyCheckpoint(best.best_cut, state.copy_cut, _final_version(state), _final_ledger(state)))
     return False
 
@@ -191,9 +192,10 @@ def handle_checkpoint_copied(state: JobState, event: CheckpointCopyFinished, now
     best = state.callbacks.best_to_restore
     if event.error or best is None or best.best_cut != event.source:
         if event.error:
-            state.end_job("Failed", f"the best weights cannot be restored: {event.error}", kind="storage")
+            end_job(state, "Failed", f"the best weights cannot be restored: {event.error}", kind="storage")
         return
-    state.record_entry(
+    record_entry(
+        state,
         BestWeightsRestored(
             cut=event.cut,
             of=event.source,
@@ -201,7 +203,7 @@ def handle_checkpoint_copied(state: JobState, event: CheckpointCopyFinished, now
             version=_final_version(state),
             ledger=_final_ledger(state),
             metrics=dict(best.best_metrics),
-        )
+        ),
     )
     decision = f"restored the weights of step {best.best_step:,}, which have the best value"
     state.emit(CallbackDecided(step=state.step, callback="EarlyStopping", decision=decision))

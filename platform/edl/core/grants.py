@@ -56,7 +56,7 @@ from edl.core.shuffle import (
     choose_window,
     training_size_error,
 )
-from edl.core.state import JobState
+from edl.core.state import JobState, end_job, record_entry
 from edl.core.task_results import find_result_error
 
 
@@ -182,7 +182,7 @@ def _repeat_lost_reply(
             # The worker gave it up when the previous master took it out of the world. One that it has named to this
             # master it still trains: this request is an older one that waited here, and nobody waits for its answer.
             if lease.number not in state.holders[worker].named_leases:
-                state.record_entry(LeaseReturned(lease=lease.number, through=lease.done_steps, partial=0, repeated=0))
+                record_entry(state, LeaseReturned(lease=lease.number, through=lease.done_steps, partial=0, repeated=0))
         elif not lease.done_steps:
             return _lease_reply(state, kind, lease)
     return None
@@ -298,13 +298,14 @@ def _quarantine_guilty(state: JobState, worker: str) -> None:
         if count is None:
             return
         number, row = state.next_lease_number(), (work.epoch, work.source, work.start, work.end)
-        state.record_entry(
-            LeaseGranted(lease=number, task=TRAINING, work=row, minibatch=ledger.minibatch, worker=worker)
+        record_entry(
+            state, LeaseGranted(lease=number, task=TRAINING, work=row, minibatch=ledger.minibatch, worker=worker)
         )
         revocation.report_quarantine(state, work, count)
         records = revocation.quarantined_records(state, work)
-        state.record_entry(
-            LeaseReturned(lease=number, through=0, partial=0, repeated=0, quarantine=work.records, records=records)
+        record_entry(
+            state,
+            LeaseReturned(lease=number, through=0, partial=0, repeated=0, quarantine=work.records, records=records),
         )
 
 
@@ -315,7 +316,7 @@ def _enter_lease(state: JobState, worker: str, kind: str, record_range: RecordRa
     # Must precede the entry, which removes the range from the returned ranges.
     is_repeated = bool(ledger.returned_ranges)
     row = (record_range.epoch, record_range.source, record_range.start, record_range.end)
-    state.record_entry(LeaseGranted(lease=number, task=kind, work=row, minibatch=ledger.minibatch, worker=worker))
+    record_entry(state, LeaseGranted(lease=number, task=kind, work=row, minibatch=ledger.minibatch, worker=worker))
     if kind == TRAINING and state.crash_suspects.is_suspect(record_range):
         state.crash_suspects.one_by_one_leases.add(number)
     # A round of AllReduce loses its silent members, and with them their training leases.
@@ -424,7 +425,7 @@ def _stop_by_callback(state: JobState) -> None:
     Under AllReduce the ranks agree on the step first; see module ``allreduce``.
     """
     if state.world is None and state.training_ledger is not None and not state.callback_stop_reason:
-        state.record_entry(StoppedByCallback(step=state.step))
+        record_entry(state, StoppedByCallback(step=state.step))
         decision = state.callback_stop_reason
         state.emit(CallbackDecided(step=state.step, callback="callbacks()", decision=decision))
 
@@ -440,7 +441,7 @@ def _record_warning(state: JobState, warning: WorkerWarning) -> None:
     if warning.text in texts or len(texts) >= _MAX_WARNINGS_OF_TOPIC:
         return
     if texts or len(known) < _MAX_WARNING_TOPICS:
-        state.record_entry(WorkerWarned(topic=warning.topic, text=warning.text))
+        record_entry(state, WorkerWarned(topic=warning.topic, text=warning.text))
         state.emit(WarningRaised(warning.text))
 
 
@@ -472,14 +473,15 @@ def record_lease_progress(state: JobState, worker: str, progress: LeaseProgress,
         if new_steps > 0:
             _credit_steps(state, worker, progress.lease, new_steps, now)
             loss, skipped = _loss(progress), progress.skipped_records or None
-            state.record_entry(
+            record_entry(
+                state,
                 LeaseProgressed(
                     lease=progress.lease,
                     through=progress.done_steps,
                     loss=loss,
                     skipped=skipped,
                     updates_skipped=progress.skipped_updates or None,
-                )
+                ),
             )
             check_corrupt_limit(state)
     elif holder is not None and progress.done_steps > holder.partial_steps.get(progress.lease, 0):
@@ -533,13 +535,14 @@ def handle_task_reported(state: JobState, event: TaskReported, now: float) -> No
         # The report completes the range; steps that were not reported before are credited with it.
         steps = event.last_progress or LeaseProgress(event.lease, lease.step_count)
         _credit_steps(state, event.worker, event.lease, lease.step_count - lease.done_steps, now)
-        state.record_entry(
+        record_entry(
+            state,
             LeaseCompleted(
                 lease=event.lease,
                 loss=_loss(steps),
                 skipped=steps.skipped_records or None,
                 updates_skipped=steps.skipped_updates or None,
-            )
+            ),
         )
         state.crash_suspects.close_lease(lease, lease.step_count)
     else:
@@ -570,16 +573,16 @@ def record_dataset(
         records = sum(int(row[1]) for row in rows)
         # Module ``job`` ends a job without any records, with a message of its own.
         if records and (problem := training_size_error(s.minibatch, records, s.epochs, s.global_batch)) is not None:
-            state.end_job("Failed", problem, kind="input")
+            end_job(state, "Failed", problem, kind="input")
             return
         try:
             window = choose_window(s.shuffle, records, s.task_records, blocks) if rows else 0
         except BadInputError as error:
-            state.end_job("Failed", str(error), kind="input")
+            end_job(state, "Failed", str(error), kind="input")
             return
         counts = [records] if window else [int(row[1]) for row in rows]
         if s.global_batch is not None and (problem := lease_count_error(s.global_batch, s.task_records, counts)):
-            state.end_job("Failed", problem, kind="input")
+            end_job(state, "Failed", problem, kind="input")
             return
         if window and blocks is not None:
             order = ShuffleOrder.from_rows(
@@ -587,10 +590,11 @@ def record_dataset(
             ).to_json()
             training = [row for row in rows if row[1]]
     validation, prediction = parts.get("validation"), parts.get("prediction")
-    state.record_entry(
+    record_entry(
+        state,
         DatasetEntered(
             training=training, validation=validation, prediction=prediction, order=order, digests=digests or None
-        )
+        ),
     )
 
 
@@ -603,7 +607,7 @@ def check_corrupt_limit(state: JobState) -> None:
             limit = state.settings.max_corrupt
             counts = f"{corrupt_records} corrupt records in {where}; data.max_corrupt_records allows {limit}"
             message = f"{counts}: see the workers' logs"
-            state.end_job("Failed", message, kind="input")
+            end_job(state, "Failed", message, kind="input")
 
 
 def _record_result(state: JobState, kind: str, event: TaskReported) -> None:
@@ -617,20 +621,21 @@ def _record_result(state: JobState, kind: str, event: TaskReported) -> None:
     elif kind == METRICS and state.evaluation is not None:
         evaluation = state.evaluation
         callbacks = evaluation_callbacks.decide_after_evaluation(state, evaluation, event.result)
-        state.record_entry(
+        record_entry(
+            state,
             EvaluationCompleted(
                 metrics=event.result,
                 step=evaluation.step,
                 pin=evaluation.pin,
                 final=evaluation.final,
                 callbacks=callbacks,
-            )
+            ),
         )
         state.emit(EvaluationEnded(step=evaluation.step, metrics=event.result))
     else:
         last = event.last_progress or LeaseProgress(event.lease, 0)
         loss, skipped = _loss(last), last.skipped_records or None
-        state.record_entry(LeaseCompleted(lease=event.lease, result=event.result, loss=loss, skipped=skipped))
+        record_entry(state, LeaseCompleted(lease=event.lease, result=event.result, loss=loss, skipped=skipped))
     if kind == EXPORT:
         for path in state.counters.exported:
             state.emit(ModelExported(path=path, loading=state.counters.loading or None))

@@ -19,7 +19,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from edl.api.cluster_port import Role
-from edl.api.journal_entries import EvaluationAbandoned, EvaluationBegun, FinalCutPinned, JobPhaseChanged, MasterStarted
+from edl.api.journal_entries import (
+    EvaluationAbandoned,
+    EvaluationBegun,
+    FinalCutPinned,
+    JobPhaseChanged,
+    JournalEntry,
+    MasterStarted,
+)
 from edl.api.run_events import EvaluationStarted, WarningRaised
 from edl.core import (
     allreduce,
@@ -40,7 +47,7 @@ from edl.core import (
 from edl.core.cuts import is_due
 from edl.core.events import CoreCommand, CoreEvent, PhaseEntered, Unpin
 from edl.core.ledger import DESCRIBE, EXPORT, METRICS, single_task_ledger
-from edl.core.state import JobState
+from edl.core.state import JobState, apply_entry, end_job, record_entry, restore_state, state_to_snapshot
 from edl.core.world_rounds import RoundPhase
 
 # --------------------------------------------------------------------------------------------------
@@ -79,12 +86,12 @@ def _advance_work(state: JobState, now: float) -> None:
     elif state.training_ledger is not None:
         _advance_training(state, now)
     else:
-        state.end_job("Failed", "the training data has no records", kind="input")
+        end_job(state, "Failed", "the training data has no records", kind="input")
 
 
 def _enter_phase(state: JobState, phase: str, reason: str) -> None:
     if state.phase != phase:
-        state.record_entry(JobPhaseChanged(name=phase, reason=reason))
+        record_entry(state, JobPhaseChanged(name=phase, reason=reason))
         state.emit(PhaseEntered(phase, reason))
 
 
@@ -95,9 +102,9 @@ def _check_pins(state: JobState) -> None:
     # Known of every PS now: each names its pins when it attaches.
     pins_by_ps = [state.pinned_cuts.get(ps.uid, frozenset()) for ps in state.pods.live_pods(Role.PS)]
     if state.evaluation is not None and not all(state.evaluation.pin in pins for pins in pins_by_ps):
-        state.record_entry(EvaluationAbandoned(reason="not every parameter server still keeps its version"))
+        record_entry(state, EvaluationAbandoned(reason="not every parameter server still keeps its version"))
     if state.final_pin and not all(state.final_pin in pins for pins in pins_by_ps):
-        state.record_entry(FinalCutPinned(cut=0))
+        record_entry(state, FinalCutPinned(cut=0))
     _unpin_unused(state, pins_by_ps)
 
 
@@ -113,23 +120,23 @@ def _unpin_unused(state: JobState, pins_by_ps: Sequence[frozenset[int]]) -> None
 def _advance_prediction(state: JobState) -> None:
     main = state.main_ledger
     if main is None:
-        state.end_job("Failed", "there are no records to predict", kind="input")
+        end_job(state, "Failed", "there are no records to predict", kind="input")
     elif main.is_finished:
-        state.end_job("Done", "all records are predicted")
+        end_job(state, "Done", "all records are predicted")
     else:
         _enter_phase(state, "Predicting", "the data set is known")
 
 
 def _advance_evaluation(state: JobState) -> None:
     if not state.validation:
-        state.end_job("Failed", "there are no records to evaluate", kind="input")
+        end_job(state, "Failed", "there are no records to evaluate", kind="input")
     elif state.evaluated_final:
-        state.end_job("Done", "all records are evaluated")
+        end_job(state, "Done", "all records are evaluated")
     else:
         _enter_phase(state, "Evaluating", "the data set is known")
         if state.evaluation is None:
             # No parameter server keeps a version: every worker reads the same stored weights.
-            state.record_entry(EvaluationBegun(pin=0, step=state.settings.weights_step, final=True))
+            record_entry(state, EvaluationBegun(pin=0, step=state.settings.weights_step, final=True))
             state.emit(EvaluationStarted(step=state.settings.weights_step))
 
 
@@ -140,7 +147,7 @@ def _advance_training(state: JobState, now: float) -> None:
         return
     if not state.settings.has_parameters:
         if state.is_training_over():
-            state.end_job("Done", _end_reason(state))
+            end_job(state, "Done", _end_reason(state))
         else:
             _enter_phase(state, "Training", "the data set is known")
     elif state.is_training_over():
@@ -173,7 +180,7 @@ def _finish_training(state: JobState, now: float) -> None:
     """All records are done: take the last cut, evaluate and export it, and end the job."""
     if state.final_pin == 0 and state.world is not None:
         # No parameter server has to keep a version: the workers have the last one, and it does not change any more.
-        state.record_entry(FinalCutPinned(cut=max(1, state.world.committed_step)))
+        record_entry(state, FinalCutPinned(cut=max(1, state.world.committed_step)))
     if state.final_pin == 0:
         if state.evaluation is None and checkpointing.can_begin_cut(state, now):
             checkpointing.begin_cut(state, checkpoint=state.settings.durable, pin=True)
@@ -189,7 +196,7 @@ def _finish_training(state: JobState, now: float) -> None:
         _enter_phase(state, "Exporting", _end_reason(state))
         state.ledgers.setdefault(EXPORT, single_task_ledger(EXPORT))
     elif state.cut is None and not world_checkpoints.is_last_due(state) and state.callbacks.best_to_write is None:
-        state.end_job("Done", _end_reason(state))
+        end_job(state, "Done", _end_reason(state))
 
 
 def _end_reason(state: JobState) -> str:
@@ -212,7 +219,7 @@ def _needs_final_evaluation(state: JobState) -> bool:
 
 def _begin_final_evaluation(state: JobState) -> None:
     if state.evaluation is None:
-        state.record_entry(EvaluationBegun(pin=state.final_pin, step=state.step, final=True))
+        record_entry(state, EvaluationBegun(pin=state.final_pin, step=state.step, final=True))
         state.emit(EvaluationStarted(step=state.step))
 
 
@@ -237,6 +244,17 @@ class JobStateMachine(JobState):
     """The decision logic of one job."""
 
     __slots__ = ()
+
+    def replay_journal(self, snapshot: Mapping[str, Any] | None, journaled: Sequence[Mapping[str, Any]]) -> None:
+        """Rebuild the state from the journal: a snapshot, if there is one, and the entries after it."""
+        if snapshot is not None:
+            restore_state(self, snapshot)
+        for entry in journaled:
+            apply_entry(self, JournalEntry.from_json(entry))
+
+    def to_snapshot(self) -> dict[str, Any]:
+        """The state that all journal entries so far have produced, as JSON."""
+        return state_to_snapshot(self)
 
     def handle(self, event: CoreEvent, now: float) -> list[CoreCommand]:
         """Process an event and return the commands that follow from it.
@@ -285,7 +303,7 @@ class JobStateMachine(JobState):
         The state is that of the replayed journal; a cut in progress is aborted.
         """
         self.pending_commands = []
-        self.record_entry(MasterStarted(number=number))
+        record_entry(self, MasterStarted(number=number))
         allreduce.restart_world(self)
         commands, self.pending_commands = self.pending_commands, []
         return commands
@@ -306,7 +324,7 @@ class JobStateMachine(JobState):
         self.pending_commands = []
         if self.phase == "Done":
             # The next master must find it, if this one ends before it has reported the end.
-            self.record_entry(JobPhaseChanged(name="Failed", reason=reason))
+            record_entry(self, JobPhaseChanged(name="Failed", reason=reason))
             self.add_commands(events.EndJob("Failed", reason))
         commands, self.pending_commands = self.pending_commands, []
         return commands
@@ -314,7 +332,7 @@ class JobStateMachine(JobState):
     def fail_job(self, reason: str, kind: str) -> list[CoreCommand]:
         """Fail the job for a reason found outside the core."""
         self.pending_commands = []
-        self.end_job("Failed", reason, kind=kind)
+        end_job(self, "Failed", reason, kind=kind)
         commands, self.pending_commands = self.pending_commands, []
         return commands
 

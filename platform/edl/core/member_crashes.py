@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from edl.core import revocation
 from edl.core.ledger import Lease
 from edl.core.pod_lifecycle import MAX_CRASHES
-from edl.core.state import JobState
+from edl.core.state import JobState, end_job
 
 
 def handle_member_ended(state: JobState, worker: str, *, crashed: bool) -> None:
@@ -42,7 +42,8 @@ def _count_loss_of_all(state: JobState) -> None:
     suspects.fruitless_losses += 1
     if suspects.fruitless_losses >= MAX_CRASHES and not state.has_ended:
         message, detail = state.last_failure or ("see the workers' logs", "")
-        state.end_job(
+        end_job(
+            state,
             "Failed",
             f"all workers ended {suspects.fruitless_losses} times in succession before one of them had finished a "
             f"minibatch, whichever it was: {message}",

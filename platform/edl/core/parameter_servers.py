@@ -35,7 +35,7 @@ from edl.core.events import (
 )
 from edl.core.job_pods import PS_SILENCE_SECONDS, JobPod
 from edl.core.ledger import TRAINING
-from edl.core.state import JobState
+from edl.core.state import JobState, end_job, record_entry
 
 # --------------------------------------------------------------------------------------------------
 # Planned handover: a PS that receives SIGTERM loses nothing, because its successor continues from
@@ -148,7 +148,7 @@ def _hand_over_parameters(state: JobState, cut: int, leaving: Set[str]) -> None:
     for uid in sorted(leaving):
         pod = state.pods.by_uid.get(uid)
         if pod is not None and state.pods.parameter_holders.get(pod.index) == uid:
-            state.record_entry(ParametersHandedOver(index=pod.index, ps=uid, cut=cut))
+            record_entry(state, ParametersHandedOver(index=pod.index, ps=uid, cut=cut))
     state.leaving_ps -= leaving
 
 
@@ -262,7 +262,7 @@ def _load_checkpoint(state: JobState, pod: JobPod, cut: int, now: float) -> None
     """Tell a PS to load the checkpoint, once: loading again would discard updates that it has applied since."""
     if not pod.loading:
         pod.loading = True
-        state.record_entry(ParametersRestored(ps=pod.uid, born=state.next_lease_number(), index=pod.index))
+        record_entry(state, ParametersRestored(ps=pod.uid, born=state.next_lease_number(), index=pod.index))
         _attach_ps(state, pod, cut, now)
 
 
@@ -289,13 +289,13 @@ def _record_holder(state: JobState, pod: JobPod) -> None:
         return
     if not state.settings.durable and state.training_ledger is not None and state.training_ledger.leases:
         # It starts with initial values and has not seen any progress of the existing leases.
-        state.record_entry(ParametersRestored(ps=pod.uid, born=state.next_lease_number(), index=pod.index))
+        record_entry(state, ParametersRestored(ps=pod.uid, born=state.next_lease_number(), index=pod.index))
     # This entry may end the pause after a planned handover, if it was the last missing holder.
     paused_cut = state.paused_cut
     for revocation in state.revocations if paused_cut else ():
         # A successor knows as much about the leases as its predecessor did.
         revocation.waiting_ps.add(pod.uid)
-    state.record_entry(ParametersHeld(index=pod.index, ps=pod.uid))
+    record_entry(state, ParametersHeld(index=pod.index, ps=pod.uid))
     if paused_cut and not state.paused_cut:
         state.add_commands(ReleaseCut(paused_cut))
 
@@ -322,7 +322,7 @@ def handle_ps_refused(state: JobState, event: PsRefused, now: float) -> None:
     if pod is None or not pod.live or state.has_ended:
         return
     if not event.cut:
-        state.end_job("Failed", event.message, kind="storage" if event.kind == "storage" else "refused")
+        end_job(state, "Failed", event.message, kind="storage" if event.kind == "storage" else "refused")
     elif state.cut is not None and state.cut.number == event.cut and state.cut.awaits_copies:
         checkpointing.abort_cut(state, event.message, now)
 
@@ -338,7 +338,7 @@ def handle_checkpoint_refused(state: JobState, event: CheckpointRefused, now: fl
     # Otherwise another PS reported this before.
     if state.checkpoint.cut == event.cut:
         if event.fallback is None:
-            state.end_job("Failed", f"{event.message}; {event.skipped_reasons}", kind="storage")
+            end_job(state, "Failed", f"{event.message}; {event.skipped_reasons}", kind="storage")
             return
         _fall_back_to_checkpoint(state, state.checkpoint, event.fallback, event.message)
     pod.loading = False
@@ -348,10 +348,11 @@ def handle_checkpoint_refused(state: JobState, event: CheckpointRefused, now: fl
 def _fall_back_to_checkpoint(state: JobState, newest: SavedCheckpoint, older: SavedCheckpoint, cause: str) -> None:
     """Roll back everything that was at the newest checkpoint to an older one."""
     reason = f"checkpoint {newest.cut} cannot be used"
-    state.record_entry(
+    record_entry(
+        state,
         CheckpointReplaced(
             cut=older.cut, step=older.step, version=older.version, ledger=dict(older.ledger), reason=cause
-        )
+        ),
     )
     state.emit(WarningRaised(f"{reason}; falling back to checkpoint {older.cut}: {cause}"))
     fleet = state.pods
@@ -394,7 +395,7 @@ def check_lost_holders(state: JobState, reason: str) -> None:
         return
     description = f"{', '.join(f'ps-{index}' for index in lost_indices)}: {reason}"
     if state.evaluation is not None:
-        state.record_entry(EvaluationAbandoned(reason=description))
+        record_entry(state, EvaluationAbandoned(reason=description))
     if len(lost_indices) == len(holding):
         roll_back_job(state, description)
         return
@@ -409,7 +410,7 @@ def _roll_back_ps(state: JobState, index: int, updates: int, reason: str) -> Non
     The other PS keep theirs, and the ledger stays.
     """
     cut = state.checkpoint.cut if state.checkpoint else 0
-    state.record_entry(ParametersRolledBack(cut=cut, records=0, ledger=None, updates=updates, ps=index, reason=reason))
+    record_entry(state, ParametersRolledBack(cut=cut, records=0, ledger=None, updates=updates, ps=index, reason=reason))
     state.emit(RollbackDone(records=0, updates=updates, to_cut=cut or None, reason=reason))
 
 
@@ -425,7 +426,7 @@ def roll_back_job(state: JobState, reason: str) -> None:
     for holder in state.holders.values():
         for number in [n for n in holder.last_steps if n in training.leases]:
             holder.drop_lease(number)
-    state.record_entry(ParametersRolledBack(cut=cut, records=records, ledger=ledger, reason=reason))
+    record_entry(state, ParametersRolledBack(cut=cut, records=records, ledger=ledger, reason=reason))
     state.emit(RollbackDone(records=records, updates=0, to_cut=cut or None, reason=reason))
     for pod in state.pods.live_pods(Role.PS):
         # Its earlier request named leases that are closed now.

@@ -14,7 +14,7 @@ from edl.core.ledger import EVALUATION, PREDICTION, TRAINING, Lease
 from edl.core.pod_lifecycle import MAX_CRASHES, TERMINAL_STATES, EndBlame, PodState, assign_blame
 from edl.core.revocation import request_revocation, revoke_leases
 from edl.core.shuffle import describe_ranges
-from edl.core.state import JobState
+from edl.core.state import JobState, end_job, record_entry
 
 _GONE_REASON = "missing when the master restarted"
 _LEAVING_REASON = "a previous master told it to leave"
@@ -47,10 +47,10 @@ def _handle_start(state: JobState, pod: JobPod) -> None:
         # A worker that came after the last record has nothing to do, and nothing waits for it.
         if pod.role is Role.WORKER and not state.has_ended:
             state.pods.mark_building(pod)
-            state.record_entry(WorkerChanged(index=pod.index, uid=pod.uid))
+            record_entry(state, WorkerChanged(index=pod.index, uid=pod.uid))
             # The pod was scheduled before its deletion reached the cluster.
             if pod.leaving_since is not None:
-                state.record_entry(WorkerDismissed(uid=pod.uid, reason=pod.leaving_reason))
+                record_entry(state, WorkerDismissed(uid=pod.uid, reason=pod.leaving_reason))
 
 
 def _emit_leaving(state: JobState, pod: JobPod) -> None:
@@ -149,21 +149,21 @@ def _relaunch_or_fail(
         goes_on, reason = False, "crashed"
     if not goes_on:
         message, detail = state.last_failure or (f"see the log of the last {pod.role}", "")
-        state.end_job("Failed", f"{pod.role}s {reason}{crash_range}: {message}", detail, "crash")
+        end_job(state, "Failed", f"{pod.role}s {reason}{crash_range}: {message}", detail, "crash")
 
 
 def _raise_memory(state: JobState, pod: JobPod) -> None:
     s, fleet = state.settings, state.pods
     if pod.role is Role.PS:
-        state.end_job("Failed", pod_lifecycle.ps_oom_reason(pod.index, s.ps_memory))
+        end_job(state, "Failed", pod_lifecycle.ps_oom_reason(pod.index, s.ps_memory))
         return
     decided = pod_lifecycle.decide_after_oom(
         fleet.worker_memory, pod.index, fleet.next_worker_index, s.oom_memory_factor, s.worker_memory
     )
     if decided.value is None:
-        state.end_job("Failed", decided.reason)
+        end_job(state, "Failed", decided.reason)
     elif decided.value != fleet.worker_memory:
-        state.record_entry(WorkerMemoryRaised(raised=decided.value.raise_count, since=decided.value.first_worker))
+        record_entry(state, WorkerMemoryRaised(raised=decided.value.raise_count, since=decided.value.first_worker))
         state.emit(WarningRaised(decided.reason))
 
 
@@ -176,7 +176,7 @@ def _handle_worker_lost(state: JobState, pod: JobPod, reason: str, now: float, *
     if not pod.has_run:
         return
     crashed = in_minibatch or (pod.state is PodState.CRASHED and pod.uid not in state.pods.leaving_workers)
-    state.record_entry(WorkerChanged(index=pod.index, uid=pod.uid, lost=1))
+    record_entry(state, WorkerChanged(index=pod.index, uid=pod.uid, lost=1))
     held_work = _held_work(state, pod)
     revoke_leases(state, pod.uid, reason, now, crashed=crashed)
     state.holders.pop(pod.uid, None)
@@ -257,7 +257,7 @@ def handle_worker_failed(state: JobState, event: WorkerFailed, now: float) -> No
         state.add_commands(Acknowledged())
         return
     state.add_commands(Acknowledged(fatal=True))
-    state.end_job("Failed", event.message, event.detail, event.kind)
+    end_job(state, "Failed", event.message, event.detail, event.kind)
 
 
 def note_failure_after_end(state: JobState, event: WorkerFailed) -> Acknowledged:
@@ -272,4 +272,4 @@ def handle_start_refused(state: JobState, event: StartRefused, now: float) -> No
         if state.pods.record_start_refusal(event.role, event.index, event.reason, now):
             state.emit(WarningRaised(f"{event.role}-{event.index} was not started: {event.reason}"))
     else:
-        state.end_job("Failed", f"{event.role}-{event.index} cannot be started: {event.reason}")
+        end_job(state, "Failed", f"{event.role}-{event.index} cannot be started: {event.reason}")

@@ -13,7 +13,7 @@ from edl.core.events import EndJob
 from edl.core.job_pods import JobPod
 from edl.core.pod_lifecycle import PodState
 from edl.core.short_list import format_short_list
-from edl.core.state import JobState
+from edl.core.state import JobState, record_entry
 
 _TAKEN_AWAY = (PodState.PREEMPTED, PodState.EVICTED, PodState.NODE_LOST, PodState.DELETED)
 _NAMED = 3
@@ -45,7 +45,7 @@ def fail_for_program_ends(state: JobState, seconds: float | None) -> None:
     if message:
         reason += f": {message}"
     # The next master must find it, if this one ends before it has reported the end.
-    state.record_entry(JobPhaseChanged(name="Failed", reason=reason))
+    record_entry(state, JobPhaseChanged(name="Failed", reason=reason))
     state.add_commands(EndJob("Failed", reason, detail, "crash"))
 
 

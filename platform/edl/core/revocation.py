@@ -21,7 +21,7 @@ from edl.core.events import LeasesRevoked, RevokeLeases, Tick
 from edl.core.lease_timeouts import LeaseHolder
 from edl.core.ledger import TRAINING, Lease, LeaseRevocation
 from edl.core.shuffle import SHUFFLED_SOURCE_NAME, RecordRange, describe_ranges
-from edl.core.state import JobState
+from edl.core.state import JobState, end_job, record_entry
 
 
 def handle_tick(state: JobState, event: Tick, now: float) -> None:
@@ -89,7 +89,7 @@ def revoke_leases(
             # These tasks have a single result; without it there is no partial progress, and no PS
             # needs to be asked.
             repeated = _records_begun(state, worker, kind, lease)
-            state.record_entry(LeaseReturned(lease=lease.number, through=0, partial=0, repeated=repeated))
+            record_entry(state, LeaseReturned(lease=lease.number, through=0, partial=0, repeated=repeated))
             _tell_returned(state, lease.record_range, worker, reason)
         close_lease(state, worker, lease.number, now)
     if training:
@@ -136,7 +136,7 @@ def _begin_revocation(state: JobState, revocation: RevocationStarted, now: float
         checkpointing.abort_cut(
             state, f"leases of {revocation.worker} were revoked meanwhile", now, checkpointing.RETRY_SECONDS
         )
-    state.record_entry(revocation)
+    record_entry(state, revocation)
     for number in revocation.leases:
         work = state.ledgers[TRAINING].leases[number].record_range
         state.emit(
@@ -216,7 +216,7 @@ def _requeue_records(state: JobState, revocation: LeaseRevocation, settlement: L
     lease = state.ledgers[TRAINING].leases[settlement.lease]
     rest = lease.record_range.split(lease.record_after_steps(settlement.through))[1]
     records = quarantined_records(state, rest.split(min(rest.end, rest.start + quarantine))[0])
-    state.record_entry(replace(settlement, quarantine=quarantine or None, records=records))
+    record_entry(state, replace(settlement, quarantine=quarantine or None, records=records))
     if rest.records:
         _tell_returned(state, rest, revocation.worker, revocation.reason)
 
@@ -254,8 +254,8 @@ def punish_range(state: JobState, work: RecordRange, count: int) -> bool:
         state.pods.forgive_crashes(Role.WORKER, count)
         return True
     message, detail = state.last_failure or ("see the workers' logs", "")
-    state.end_job(
-        "Failed", f"{_describe_range(state, work)} made workers crash {count} times: {message}", detail, "crash"
+    end_job(
+        state, "Failed", f"{_describe_range(state, work)} made workers crash {count} times: {message}", detail, "crash"
     )
     return False
 

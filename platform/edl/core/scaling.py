@@ -19,7 +19,7 @@ from edl.core import worker_priority
 from edl.core.events import DeletePod, ScaleRequested, StartPod
 from edl.core.grants import remaining_step_budget
 from edl.core.job_pods import JobPod
-from edl.core.state import JobState
+from edl.core.state import JobState, record_entry
 from edl.core.world_rounds import RoundPhase
 
 START_BATCH = 50
@@ -42,7 +42,7 @@ def reconcile_pods(state: JobState, now: float) -> None:
 def handle_scale_requested(state: JobState, event: ScaleRequested, now: float) -> None:
     """Apply new worker counts."""
     if (event.min, event.max) != state.scale_override and not state.has_ended:
-        state.record_entry(WorkersScaled(min=event.min, max=event.max))
+        record_entry(state, WorkersScaled(min=event.min, max=event.max))
         state.emit(WorkerCountChanged(min=state.workers_min, max=state.workers_max))
 
 
@@ -117,7 +117,7 @@ def _remove_excess_workers(state: JobState, now: float) -> None:
 def terminate_worker(state: JobState, pod: JobPod, reason: str, now: float) -> None:
     """Ask a worker to stop; a running one gets its grace period to return its leases."""
     if pod.uid in state.pods.worker_indices and pod.uid not in state.pods.leaving_workers:
-        state.record_entry(WorkerDismissed(uid=pod.uid, reason=reason))
+        record_entry(state, WorkerDismissed(uid=pod.uid, reason=reason))
     state.pods.mark_leaving(pod, reason, now)
     state.emit(RoleLeaving(role=pod.role.value, index=pod.index, cause=reason))
     state.add_commands(DeletePod(pod.uid, state.settings.grace if pod.has_run else 0.0))
@@ -149,7 +149,7 @@ def _request_missing_pods(state: JobState, now: float) -> None:
         if role is Role.WORKER and index >= state.pods.next_worker_index:
             # Journaled before the request, so that a later master does not give this index to
             # another worker.
-            state.record_entry(WorkerChanged(index=index))
+            record_entry(state, WorkerChanged(index=index))
         state.pods.request_pod(role, index, now, options)
         state.emit(RoleRequested(role=role.value, index=index, reason=reason))
         state.add_commands(StartPod(role, index, options))

@@ -479,38 +479,6 @@ class JobState:
         """Emit an event for users."""
         self.pending_commands.append(EmitEvent(event))
 
-    def record_entry(self, entry: JournalEntry) -> None:
-        """Change the ledger: the entry is journaled and applied at once."""
-        # Applied before it is on disk. What follows from it waits for the disk in the shell.
-        self.pending_commands.append(RecordEntry(entry))
-        self.apply_entry(entry)
-
-    def end_job(self, phase: str, reason: str, detail: str = "", kind: str = "job") -> None:
-        """End the job; later events have no effect."""
-        # Several parts may find a reason while they handle one event. The first one counts.
-        if not self.has_ended:
-            self.record_entry(JobPhaseChanged(name=phase, reason=reason))
-            # What is reported from now on is about the time after the end.
-            self.last_failure = None
-            self.add_commands(EndJob(phase, reason, detail, kind))
-
-    # ------------------------------------------------------------------ journal
-
-    def apply_entry(self, entry: JournalEntry) -> None:
-        """Apply a journaled decision. Never decides, and never fails on an entry that ``handle`` produced."""
-        ENTRY_HANDLERS[type(entry)](self, entry)
-
-    def replay_journal(self, snapshot: Mapping[str, Any] | None, journaled: Sequence[Mapping[str, Any]]) -> None:
-        """Rebuild the state from the journal: a snapshot, if there is one, and the entries after it."""
-        if snapshot is not None:
-            restore_state(self, snapshot)
-        for entry in journaled:
-            self.apply_entry(JournalEntry.from_json(entry))
-
-    def to_snapshot(self) -> dict[str, Any]:
-        """The state that all journal entries so far have produced, as JSON."""
-        return state_to_snapshot(self)
-
 
 # --------------------------------------------------------------------------------------------------
 # The effect of each journal entry. Nothing here decides, reads a clock or fails on an entry that a
@@ -941,6 +909,28 @@ ENTRY_HANDLERS: Mapping[type[JournalEntry], Callable[[JobState, Any], None]] = {
 }
 
 
+def apply_entry(state: JobState, entry: JournalEntry) -> None:
+    """Apply a journaled decision. Never decides, and never fails on an entry that ``handle`` produced."""
+    ENTRY_HANDLERS[type(entry)](state, entry)
+
+
+def record_entry(state: JobState, entry: JournalEntry) -> None:
+    """Change the ledger: the entry is journaled and applied at once."""
+    # Applied before it is on disk. What follows from it waits for the disk in the shell.
+    state.pending_commands.append(RecordEntry(entry))
+    apply_entry(state, entry)
+
+
+def end_job(state: JobState, phase: str, reason: str, detail: str = "", kind: str = "job") -> None:
+    """End the job; later events have no effect."""
+    # Several parts may find a reason while they handle one event. The first one counts.
+    if not state.has_ended:
+        record_entry(state, JobPhaseChanged(name=phase, reason=reason))
+        # What is reported from now on is about the time after the end.
+        state.last_failure = None
+        state.add_commands(EndJob(phase, reason, detail, kind))
+
+
 # --------------------------------------------------------------------------------------------------
 # The state as one JSON object, with which a compacted journal starts.
 
@@ -1015,7 +1005,7 @@ def restore_state(state: JobState, snapshot: Mapping[str, Any]) -> None:
     # Snapshots of earlier versions lack keys; ``get`` gives the value that they meant. The data set
     # comes first, because it creates the ledgers.
     if snapshot["sources"] is not None:
-        state.apply_entry(DatasetEntered.from_fields(snapshot["sources"]))
+        apply_entry(state, DatasetEntered.from_fields(snapshot["sources"]))
     if snapshot["round"]:
         _restore_evaluation(state, snapshot["round"])
     for kind, ledger in snapshot["ledgers"].items():
@@ -1051,7 +1041,7 @@ def restore_state(state: JobState, snapshot: Mapping[str, Any]) -> None:
 
 
 def _restore_evaluation(state: JobState, snapshot: Mapping[str, Any]) -> None:
-    state.apply_entry(EvaluationBegun.from_fields(snapshot))
+    apply_entry(state, EvaluationBegun.from_fields(snapshot))
     assert state.evaluation is not None
     state.evaluation.ledger.restore_snapshot(snapshot["ledger"])
     state.evaluation.states = snapshot["states"]

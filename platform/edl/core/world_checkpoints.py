@@ -22,7 +22,7 @@ from edl.core.events import (
     CopiedState,
     SaveCheckpoint,
 )
-from edl.core.state import JobState, dataset_entry
+from edl.core.state import JobState, dataset_entry, end_job, record_entry
 from edl.core.world_rounds import RoundPhase, WorldRounds
 
 # --------------------------------------------------------------------------------------------------
@@ -47,7 +47,7 @@ def advance_checkpoint(state: JobState, now: float) -> None:
     else:
         return
     number = state.cut_number + 1
-    state.record_entry(CutAnnounced(cut=number, step=state.step))
+    record_entry(state, CutAnnounced(cut=number, step=state.step))
     state.world_checkpoint = WorldCheckpoint(number, writer, at_step, round=rounds.round, is_last=last is not None)
     if state.pending_stop is not None:
         state.pending_stop.cut_number = number
@@ -131,7 +131,7 @@ def call_off(state: JobState, reason: str, blocked_until: float) -> None:
     pending = state.world_checkpoint
     if pending is None:
         return
-    state.record_entry(CutCalledOff(cut=pending.number, reason=reason))
+    record_entry(state, CutCalledOff(cut=pending.number, reason=reason))
     if pending.step is not None:
         state.emit(WarningRaised(f"checkpoint {pending.number} was not written; the previous one is kept: {reason}"))
     _clear(state, blocked_until)
@@ -248,7 +248,7 @@ def handle_save_finished(state: JobState, event: CheckpointSaveFinished, now: fl
     if pending is None or pending.number != event.cut or not pending.is_committing:
         return
     if event.error:
-        state.record_entry(CutCalledOff(cut=pending.number, reason=event.error))
+        record_entry(state, CutCalledOff(cut=pending.number, reason=event.error))
         state.emit(
             WarningRaised(f"checkpoint {pending.number} was not written; the previous one is kept: {event.error}")
         )
@@ -259,8 +259,8 @@ def handle_save_finished(state: JobState, event: CheckpointSaveFinished, now: fl
         return
     assert pending.step is not None
     assert pending.ledger is not None
-    state.record_entry(
-        CheckpointWritten(cut=pending.number, step=pending.step, version=pending.step, ledger=pending.ledger)
+    record_entry(
+        state, CheckpointWritten(cut=pending.number, step=pending.step, version=pending.step, ledger=pending.ledger)
     )
     state.emit(CheckpointSaved(cut=pending.number, step=pending.step, pause_seconds=pending.pause))
     clear_save_failure(state)
@@ -281,13 +281,14 @@ def handle_checkpoint_refused(state: JobState, event: CheckpointRefused, now: fl
         return
     older = event.fallback
     if older is None:
-        state.end_job("Failed", f"{event.message}; {event.skipped_reasons}", kind="storage")
+        end_job(state, "Failed", f"{event.message}; {event.skipped_reasons}", kind="storage")
         return
     reason = f"checkpoint {newest.cut} cannot be used"
-    state.record_entry(
+    record_entry(
+        state,
         CheckpointReplaced(
             cut=older.cut, step=older.step, version=older.version, ledger=dict(older.ledger), reason=reason
-        )
+        ),
     )
     state.emit(WarningRaised(f"{reason}; falling back to checkpoint {older.cut}: {event.message}"))
 

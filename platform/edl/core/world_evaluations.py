@@ -11,7 +11,7 @@ from edl.api.journal_entries import EvaluationAbandoned, EvaluationBegun
 from edl.api.run_events import EvaluationStarted, WarningRaised
 from edl.core import revocation
 from edl.core.ledger import EVALUATION, METRICS
-from edl.core.state import JobState
+from edl.core.state import JobState, record_entry
 from edl.core.world_rounds import RoundPhase, WorldRounds
 
 
@@ -79,7 +79,7 @@ def advance_evaluation(state: JobState, now: float) -> None:
         # The metric values follow from the states that the master has.
         if copies.are_lost(rounds, running.step) and not running.ledger.is_finished:
             reason = "no worker is left that has a copy of its variables"
-            state.record_entry(EvaluationAbandoned(reason=reason))
+            record_entry(state, EvaluationAbandoned(reason=reason))
             state.emit(WarningRaised(f"the evaluation of step {running.step} was given up: {reason}"))
             state.notify_workers()
     if state.pending_stop is None and uses_copies(state) and _may_begin(state):
@@ -98,7 +98,7 @@ def advance_evaluation(state: JobState, now: float) -> None:
 
 
 def _begin(state: JobState, step: int, *, of_copy: bool) -> None:
-    state.record_entry(EvaluationBegun(pin=max(1, step), step=step, final=False, of_copy=of_copy or None))
+    record_entry(state, EvaluationBegun(pin=max(1, step), step=step, final=False, of_copy=of_copy or None))
     state.emit(EvaluationStarted(step=step))
 
 

@@ -21,7 +21,7 @@ from edl.core import events as ev
 from edl.core.job import JobStateMachine
 from edl.core.ledger import TRAINING
 from edl.core.shuffle import BlockLayout
-from edl.core.state import JobSettings
+from edl.core.state import JobSettings, apply_entry
 from edl.ps.cut_state import CutError
 from edl.simulation import promises
 from edl.simulation.clock import VirtualClock
@@ -268,7 +268,7 @@ class TrainingWorld:
                 }
         self.journal_lines.append(line)
         self.all_entries.append(json.loads(line))
-        self.replayed_master.apply_entry(JournalEntry.from_json(json.loads(line)))
+        apply_entry(self.replayed_master, JournalEntry.from_json(json.loads(line)))
 
     def _ask_ps(self, uid: str, command: ev.CoreCommand) -> None:
         """Let one PS execute commands in order, including those of a master that has died since.

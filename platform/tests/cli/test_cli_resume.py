@@ -20,7 +20,7 @@ from edl.api.errors import BadInputError
 from edl.api.journal_entries import JournalEntry
 from edl.core.cuts import SavedCheckpoint
 from edl.core.job import JobStateMachine
-from edl.core.state import JobSettings
+from edl.core.state import JobSettings, apply_entry
 from edl.jobfile.loader import dump_job_spec, load_job_file
 from edl.ops import local_run_plan, local_run_resumption
 from edl.storage import run_resumption
@@ -187,7 +187,7 @@ def test_a_journal_that_was_compacted_says_it_too(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     state = JobStateMachine(JobSettings(minibatch=4, task_records=8))
     for entry in {"kind": "cut_announced", "cut": 5, "step": 5000}, saved(5):
-        state.apply_entry(JournalEntry.from_json(entry))
+        apply_entry(state, JournalEntry.from_json(entry))
     folder = cut_directory(run.checkpoints, 5)
     folder.mkdir(parents=True)
     write_json(folder / MANIFEST_NAME, CheckpointManifest(5, 0, "", (), {}).to_json())

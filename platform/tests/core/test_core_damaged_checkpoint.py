@@ -12,6 +12,7 @@ from edl.api.journal_entries import CheckpointWritten
 from edl.api.run_events import WarningRaised
 from edl.core.cuts import SavedCheckpoint
 from edl.core.events import AttachPs, CheckpointRefused, LeaseProgress, ProgressReported, PsAttached, PsRegistered
+from edl.core.state import apply_entry
 
 BAD = "ps-0.safetensors is damaged"
 
@@ -26,7 +27,7 @@ def trained(ps: int = 1) -> tuple[CoreHarness, SavedCheckpoint]:
     training = harness.state.training_ledger
     assert training is not None
     saved = CheckpointWritten(cut=9, step=5, version=5, ledger=training.snapshot_at_cut({lease: 5}))
-    harness.state.apply_entry(saved)
+    apply_entry(harness.state, saved)
     harness.journal.append(saved.to_json())
     return harness, older
 

@@ -25,7 +25,7 @@ from edl.core.events import (
     TaskReported,
 )
 from edl.core.job import JobStateMachine
-from edl.core.state import JobSettings, JobState
+from edl.core.state import JobSettings, JobState, apply_entry
 
 shape = st.lists(st.integers(0, 5), max_size=3)
 
@@ -149,9 +149,9 @@ def test_a_worker_that_was_lost_before_its_model_was_built_repeats_nothing() -> 
 
 def test_variables_that_went_back_are_evaluated_again() -> None:
     state = JobState(JobSettings(minibatch=4, task_records=16, ps=2))
-    state.apply_entry(EvaluationCompleted(metrics={"loss": 0.5}, step=8, pin=2, final=False))
+    apply_entry(state, EvaluationCompleted(metrics={"loss": 0.5}, step=8, pin=2, final=False))
     assert state.has_evaluated(8)
     assert not state.has_evaluated(9)
     # One of two parameter servers goes back to its checkpoint: the step stays, its variables do not.
-    state.apply_entry(ParametersRolledBack(records=0, updates=3, cut=1, ledger=None, ps=0, reason="lost"))
+    apply_entry(state, ParametersRolledBack(records=0, updates=3, cut=1, ledger=None, ps=0, reason="lost"))
     assert not state.has_evaluated(8)

@@ -43,7 +43,7 @@ from edl.core.events import (
     UpdatesHeld,
 )
 from edl.core.job import JobStateMachine
-from edl.core.state import JobSettings, JobState
+from edl.core.state import JobSettings, JobState, apply_entry
 
 DECLARED = (
     EarlyStopping("loss", "min", patience=2, restore_best_weights=True),
@@ -305,9 +305,9 @@ def test_with_parameter_servers_a_callback_of_a_worker_ends_training_when_held_r
 
 def test_steps_that_are_made_again_may_end_training_again() -> None:
     state = JobState(JobSettings(minibatch=4, task_records=16, ps=1))
-    state.apply_entry(DatasetEntered.from_fields({"training": [["a", 64]], "validation": []}))
+    apply_entry(state, DatasetEntered.from_fields({"training": [["a", 64]], "validation": []}))
     position = state.training_ledger.snapshot_at_cut({})  # type: ignore[union-attr]
-    state.apply_entry(StoppedByCallback(step=8))
+    apply_entry(state, StoppedByCallback(step=8))
     assert "step 8" in state.callback_stop_reason
-    state.apply_entry(ParametersRolledBack(cut=0, records=32, ledger=position, reason="lost"))
+    apply_entry(state, ParametersRolledBack(cut=0, records=32, ledger=position, reason="lost"))
     assert state.callback_stop_reason == ""

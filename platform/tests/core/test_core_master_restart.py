@@ -32,6 +32,7 @@ from edl.core.events import (
     WorkerLeft,
 )
 from edl.core.job import JobStateMachine
+from edl.core.state import apply_entry
 
 
 def test_a_lease_of_a_worker_that_ended_meanwhile_waits_for_the_parameter_servers() -> None:
@@ -85,7 +86,7 @@ def test_workers_that_ended_with_their_run_are_not_lost_when_it_is_resumed() -> 
 def test_who_was_dismissed_survives_a_compaction() -> None:
     harness = CoreHarness()
     harness.train()
-    harness.state.apply_entry(JobResumed())
+    apply_entry(harness.state, JobResumed())
     again = JobStateMachine(harness.settings)
     again.replay_journal(harness.state.to_snapshot(), [])
     assert again.pods.leaving_workers == {"worker-0", "worker-1"}

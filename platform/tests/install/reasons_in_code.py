@@ -84,7 +84,7 @@ def _said(node: ast.AST, scope: ast.AST) -> Iterator[ast.expr]:
         case ast.Call(func=ast.Name(id=name), args=args) if name in TEXT_OF and len(args) > TEXT_OF[name]:
             if not (isinstance(args[0], ast.Attribute) and args[0].attr == "OK"):
                 yield args[TEXT_OF[name]]
-        case ast.Call(func=ast.Attribute(attr="end_job"), args=[ast.Constant(value="Failed"), text, *_]):
+        case ast.Call(func=ast.Name(id="end_job"), args=[_, ast.Constant(value="Failed"), text, *_]):
             yield text
         case ast.Call(func=ast.Name(id="Decision"), args=[ast.Constant(value=None), text]):
             yield text

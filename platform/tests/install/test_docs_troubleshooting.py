@@ -112,7 +112,7 @@ def each_way(name, job):
 
 class Core:
     def act(self, role):
-        self.end_job("Failed", "the core ends it")
+        end_job(self, "Failed", "the core ends it")
         self.emit(WarningRaised(f"{role.name}-{role.index} is told of"))
         self.emit(Progressed("nothing to read"))
 """

@@ -13,7 +13,7 @@ from edl.api.errors import StorageError
 from edl.api.journal_entries import JournalEntry
 from edl.core.cuts import SavedCheckpoint
 from edl.core.job import JobStateMachine
-from edl.core.state import JobSettings
+from edl.core.state import JobSettings, apply_entry
 from edl.storage.checkpoint_manifest import MANIFEST_NAME, CheckpointManifest, cut_directory
 from edl.storage.durable_files import write_json
 from edl.storage.journal import Journal
@@ -113,7 +113,7 @@ def test_a_journal_that_lost_its_end_is_not_written_to(tmp_path: Path) -> None:
 def test_a_compacted_journal_knows_as_much(tmp_path: Path) -> None:
     state = JobStateMachine(JobSettings(minibatch=4, task_records=8))
     for entry in ENTRIES:
-        state.apply_entry(JournalEntry.from_json(entry))
+        apply_entry(state, JournalEntry.from_json(entry))
     run = run_with(tmp_path, [], 2)
     journal, _ = Journal.open(run.journal, holder="the test")
     journal.compact(state.to_snapshot())
