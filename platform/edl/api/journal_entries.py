@@ -1,8 +1,8 @@
 """The entries of a job's journal: one class for each kind.
 
 An entry is one JSON object on disk. Its ``kind`` selects the class; its other members are the fields of the class, in
-their order. ``edl.core.state`` applies entries to the job's state. docs/design/0002-record-accounting.md has a table
-of all entries.
+their order. ``edl.core.journal_application`` applies them to the job's state. docs/design/0002-record-accounting.md
+has a table of all entries.
 
 Later versions must read the journals of earlier ones. Therefore kinds and field names never change. A field that was
 added later has the default None and is not written while it is None. Unknown members are ignored. An unknown kind or a

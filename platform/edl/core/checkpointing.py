@@ -31,8 +31,10 @@ from edl.core.events import (
     TakeSnapshot,
     UpdatesHeld,
 )
+from edl.core.journal_application import end_job, record_entry
 from edl.core.ledger import TRAINING, Ledger
-from edl.core.state import JobState, PendingStop, dataset_entry, end_job, record_entry
+from edl.core.state import JobState, PendingStop
+from edl.core.state_snapshot import dataset_entry
 
 # --------------------------------------------------------------------------------------------------
 # What a failed checkpoint means for the job. The loss after a PS failure is bounded by the newest

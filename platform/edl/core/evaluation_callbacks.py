@@ -24,8 +24,9 @@ from edl.core.evaluation import (
     model_files,
 )
 from edl.core.events import CheckpointCopyFinished, CopyCheckpoint
+from edl.core.journal_application import end_job, record_entry
 from edl.core.ledger import BEST_MODEL, single_task_ledger
-from edl.core.state import JobState, end_job, record_entry
+from edl.core.state import JobState
 
 
 def declare_callbacks(state: JobState, specs: Sequence[DeclaredCallback]) -> None:

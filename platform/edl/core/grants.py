@@ -33,6 +33,7 @@ from edl.core.events import (
     WorkerWarning,
 )
 from edl.core.global_batch import lease_count_error, limit_lease, member_part
+from edl.core.journal_application import end_job, record_entry
 from edl.core.lease_timeouts import LeaseHolder
 from edl.core.ledger import (
     BEST_MODEL,
@@ -56,7 +57,7 @@ from edl.core.shuffle import (
     choose_window,
     training_size_error,
 )
-from edl.core.state import JobState, end_job, record_entry
+from edl.core.state import JobState
 from edl.core.task_results import find_result_error
 
 

@@ -46,8 +46,10 @@ from edl.core import (
 )
 from edl.core.cuts import is_due
 from edl.core.events import CoreCommand, CoreEvent, PhaseEntered, Unpin
+from edl.core.journal_application import apply_entry, end_job, record_entry
 from edl.core.ledger import DESCRIBE, EXPORT, METRICS, single_task_ledger
-from edl.core.state import JobState, apply_entry, end_job, record_entry, restore_state, state_to_snapshot
+from edl.core.state import JobState
+from edl.core.state_snapshot import restore_state, state_to_snapshot
 from edl.core.world_rounds import RoundPhase
 
 # --------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ Every record of every epoch is in exactly one place:
 The only operations are to move a range to another place and to split it. No operation drops a range,
 so no record is lost; ranges never overlap, so no record is done twice.
 
-Only ``apply_entry`` (``edl.core.state``) calls the methods that change a ledger, live and in replay.
+Only ``apply_entry`` (``edl.core.journal_application``) calls the methods that change a ledger, live and in replay.
 """
 
 from __future__ import annotations

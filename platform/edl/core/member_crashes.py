@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edl.core import revocation
+from edl.core.journal_application import end_job
 from edl.core.ledger import Lease
 from edl.core.pod_lifecycle import MAX_CRASHES
-from edl.core.state import JobState, end_job
+from edl.core.state import JobState
 
 
 def handle_member_ended(state: JobState, worker: str, *, crashed: bool) -> None:

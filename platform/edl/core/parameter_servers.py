@@ -34,8 +34,9 @@ from edl.core.events import (
     RevokeLeases,
 )
 from edl.core.job_pods import PS_SILENCE_SECONDS, JobPod
+from edl.core.journal_application import end_job, record_entry
 from edl.core.ledger import TRAINING
-from edl.core.state import JobState, end_job, record_entry
+from edl.core.state import JobState
 
 # --------------------------------------------------------------------------------------------------
 # Planned handover: a PS that receives SIGTERM loses nothing, because its successor continues from

@@ -9,12 +9,13 @@ from edl.core import member_crashes, parameter_servers, pod_lifecycle, scaling
 from edl.core.events import Acknowledged, PodChanged, PodsSynced, StartRefused, WorkerFailed, WorkerLeft
 from edl.core.grants import record_heartbeat, record_lease_progress
 from edl.core.job_pods import JobPod
+from edl.core.journal_application import end_job, record_entry
 from edl.core.lease_timeouts import LeaseHolder
 from edl.core.ledger import EVALUATION, PREDICTION, TRAINING, Lease
 from edl.core.pod_lifecycle import MAX_CRASHES, TERMINAL_STATES, EndBlame, PodState, assign_blame
 from edl.core.revocation import request_revocation, revoke_leases
 from edl.core.shuffle import describe_ranges
-from edl.core.state import JobState, end_job, record_entry
+from edl.core.state import JobState
 
 _GONE_REASON = "missing when the master restarted"
 _LEAVING_REASON = "a previous master told it to leave"

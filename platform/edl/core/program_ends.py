@@ -11,9 +11,10 @@ from edl.api.journal_entries import JobPhaseChanged
 from edl.api.run_events import WarningRaised
 from edl.core.events import EndJob
 from edl.core.job_pods import JobPod
+from edl.core.journal_application import record_entry
 from edl.core.pod_lifecycle import PodState
 from edl.core.short_list import format_short_list
-from edl.core.state import JobState, record_entry
+from edl.core.state import JobState
 
 _TAKEN_AWAY = (PodState.PREEMPTED, PodState.EVICTED, PodState.NODE_LOST, PodState.DELETED)
 _NAMED = 3

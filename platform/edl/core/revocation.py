@@ -18,10 +18,11 @@ from edl.api.journal_entries import LeaseReturned, RevocationStarted
 from edl.api.run_events import LeaseRevoked, RangeQuarantined, RecordsRequeued
 from edl.core import checkpointing
 from edl.core.events import LeasesRevoked, RevokeLeases, Tick
+from edl.core.journal_application import end_job, record_entry
 from edl.core.lease_timeouts import LeaseHolder
 from edl.core.ledger import TRAINING, Lease, LeaseRevocation
 from edl.core.shuffle import SHUFFLED_SOURCE_NAME, RecordRange, describe_ranges
-from edl.core.state import JobState, end_job, record_entry
+from edl.core.state import JobState
 
 
 def handle_tick(state: JobState, event: Tick, now: float) -> None:

@@ -19,7 +19,8 @@ from edl.core import worker_priority
 from edl.core.events import DeletePod, ScaleRequested, StartPod
 from edl.core.grants import remaining_step_budget
 from edl.core.job_pods import JobPod
-from edl.core.state import JobState, record_entry
+from edl.core.journal_application import record_entry
+from edl.core.state import JobState
 from edl.core.world_rounds import RoundPhase
 
 START_BATCH = 50

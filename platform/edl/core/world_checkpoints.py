@@ -22,7 +22,9 @@ from edl.core.events import (
     CopiedState,
     SaveCheckpoint,
 )
-from edl.core.state import JobState, dataset_entry, end_job, record_entry
+from edl.core.journal_application import end_job, record_entry
+from edl.core.state import JobState
+from edl.core.state_snapshot import dataset_entry
 from edl.core.world_rounds import RoundPhase, WorldRounds
 
 # --------------------------------------------------------------------------------------------------

@@ -10,8 +10,9 @@ from __future__ import annotations
 from edl.api.journal_entries import EvaluationAbandoned, EvaluationBegun
 from edl.api.run_events import EvaluationStarted, WarningRaised
 from edl.core import revocation
+from edl.core.journal_application import record_entry
 from edl.core.ledger import EVALUATION, METRICS
-from edl.core.state import JobState, record_entry
+from edl.core.state import JobState
 from edl.core.world_rounds import RoundPhase, WorldRounds
 
 

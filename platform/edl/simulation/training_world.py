@@ -19,9 +19,10 @@ from edl.api.journal_entries import JobResumed, JournalEntry, LeaseReturned, Par
 from edl.api.run_events import JobEvent
 from edl.core import events as ev
 from edl.core.job import JobStateMachine
+from edl.core.journal_application import apply_entry
 from edl.core.ledger import TRAINING
 from edl.core.shuffle import BlockLayout
-from edl.core.state import JobSettings, apply_entry
+from edl.core.state import JobSettings
 from edl.ps.cut_state import CutError
 from edl.simulation import promises
 from edl.simulation.clock import VirtualClock

@@ -57,7 +57,7 @@ class JournaledCuts:
         """Collect them from the entries of a journal."""
         # imported here: it takes 45 ms, which a new run saves
         from edl.api import journal_entries as entries
-        from edl.core.state import snapshot_cut_number
+        from edl.core.state_snapshot import snapshot_cut_number
 
         saved = {e.kind for e in (entries.CheckpointWritten, entries.CheckpointReplaced, entries.BestWeightsRestored)}
         numbered = saved | {e.kind for e in (entries.CutAnnounced, entries.CutTaken, entries.CutCalledOff)}

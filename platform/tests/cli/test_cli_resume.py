@@ -20,7 +20,8 @@ from edl.api.errors import BadInputError
 from edl.api.journal_entries import JournalEntry
 from edl.core.cuts import SavedCheckpoint
 from edl.core.job import JobStateMachine
-from edl.core.state import JobSettings, apply_entry
+from edl.core.journal_application import apply_entry
+from edl.core.state import JobSettings
 from edl.jobfile.loader import dump_job_spec, load_job_file
 from edl.ops import local_run_plan, local_run_resumption
 from edl.storage import run_resumption

@@ -12,7 +12,7 @@ from edl.api.journal_entries import CheckpointWritten
 from edl.api.run_events import WarningRaised
 from edl.core.cuts import SavedCheckpoint
 from edl.core.events import AttachPs, CheckpointRefused, LeaseProgress, ProgressReported, PsAttached, PsRegistered
-from edl.core.state import apply_entry
+from edl.core.journal_application import apply_entry
 
 BAD = "ps-0.safetensors is damaged"
 

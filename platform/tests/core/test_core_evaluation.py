@@ -25,7 +25,8 @@ from edl.core.events import (
     TaskReported,
 )
 from edl.core.job import JobStateMachine
-from edl.core.state import JobSettings, JobState, apply_entry
+from edl.core.journal_application import apply_entry
+from edl.core.state import JobSettings, JobState
 
 shape = st.lists(st.integers(0, 5), max_size=3)
 

@@ -43,7 +43,8 @@ from edl.core.events import (
     UpdatesHeld,
 )
 from edl.core.job import JobStateMachine
-from edl.core.state import JobSettings, JobState, apply_entry
+from edl.core.journal_application import apply_entry
+from edl.core.state import JobSettings, JobState
 
 DECLARED = (
     EarlyStopping("loss", "min", patience=2, restore_best_weights=True),

@@ -32,7 +32,7 @@ from edl.core.events import (
     WorkerLeft,
 )
 from edl.core.job import JobStateMachine
-from edl.core.state import apply_entry
+from edl.core.journal_application import apply_entry
 
 
 def test_a_lease_of_a_worker_that_ended_meanwhile_waits_for_the_parameter_servers() -> None:

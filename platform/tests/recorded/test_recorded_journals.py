@@ -12,7 +12,8 @@ from recorded.make import HERE
 
 from edl.api.journal_entries import ENTRY_CLASSES, JournalEntry
 from edl.core.job import JobStateMachine
-from edl.core.state import ENTRY_HANDLERS, JobSettings
+from edl.core.journal_application import ENTRY_HANDLERS
+from edl.core.state import JobSettings
 from edl.storage.journal import Journal
 
 JOURNALS = sorted((HERE / "journals").glob("*.json"))

@@ -13,7 +13,8 @@ from edl.api.errors import StorageError
 from edl.api.journal_entries import JournalEntry
 from edl.core.cuts import SavedCheckpoint
 from edl.core.job import JobStateMachine
-from edl.core.state import JobSettings, apply_entry
+from edl.core.journal_application import apply_entry
+from edl.core.state import JobSettings
 from edl.storage.checkpoint_manifest import MANIFEST_NAME, CheckpointManifest, cut_directory
 from edl.storage.durable_files import write_json
 from edl.storage.journal import Journal
