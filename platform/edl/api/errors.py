@@ -15,8 +15,8 @@ SIGKILL_EXIT = 137
 OUTPUT_CLOSED_EXIT = 141
 """After SIGPIPE: the program that reads the output has closed it, such as ``edl events | head``."""
 SIGTERM_EXIT = 143
-"""After SIGTERM. A role that shuts down in order returns it, too, and never 0: the Job of a master that exits with 0 is
-Complete and is not started again."""
+"""After SIGTERM. A master that shuts down in order returns it, too, and never 0: the Job of a master that exits with 0
+is Complete and is not started again. Workers and parameter servers that shut down in order end with 0."""
 
 
 class EdlError(Exception):

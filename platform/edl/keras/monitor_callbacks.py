@@ -2,10 +2,10 @@
 
 ``EarlyStopping``, ``ReduceLROnPlateau`` and ``ModelCheckpoint(save_best_only=True)`` need the values of an evaluation,
 and so does ``ModelCheckpoint`` with such values in the names of its files.
-Under strategy Local the training process has them, and Keras' own code decides. In a job with parameter servers, the
-master decides for all workers (``edl.core.evaluation``), from the declarations made here. The master cannot run the
-code of a subclass, so subclasses are refused. In both cases an evaluation takes the place of an epoch of
-``keras.Model.fit``.
+Under strategy Local the training process has them, and Keras' own code decides. Under ParameterServer and under
+AllReduce the master decides for all workers (``edl.core.evaluation``), from the declarations made here; what else
+AllReduce checks is in ``edl.keras.all_reduce_callbacks``. The master cannot run the code of a subclass, so subclasses
+are refused. Under all three strategies an evaluation takes the place of an epoch of ``keras.Model.fit``.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from edl.api.errors import SIGKILL_EXIT, SIGTERM_EXIT
+from edl.api.errors import SIGKILL_EXIT
 from edl.core.crash_suspects import MAX_FED_AHEAD
 from edl.core.events import (
     Acknowledged,
@@ -148,9 +148,8 @@ class SimulatedWorker:
             LeaseProgress(n, h.done_steps) for n, h in self.held_leases.items() if h.lease_reply.kind == TRAINING
         )
         self.held_leases.clear()
-        self.send_message(
-            WorkerLeft(self.uid, "told to go", steps), lambda _: self.world.end_pod(self.uid, SIGTERM_EXIT)
-        )
+        # 0, as edl.worker.graceful_shutdown ends the process.
+        self.send_message(WorkerLeft(self.uid, "told to go", steps), lambda _: self.world.end_pod(self.uid, 0))
 
     def _send_heartbeat(self) -> None:
         """One iteration of the reporting thread."""

@@ -88,7 +88,7 @@ class UpdateSums:
         Raises:
             RoundBrokenError: a rank was lost.
             PeerRefusedError: the message of a rank is impossible.
-            NotFiniteError: a gradient of this rank is not finite, and ``train.on_nan`` is ``fail``.
+            NotFiniteError: a gradient of this rank is not finite, and ``train.on_nan`` is ``stop``.
         """
         for number, sums in enumerate(self._sums):
             if not message.has_gradient:
