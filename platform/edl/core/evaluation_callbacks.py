@@ -1,6 +1,6 @@
 """Applies the job's callbacks: when they are declared, after each evaluation, and at the end of training.
 
-``evaluation.CallbackState`` makes the decisions. Each is journaled with its evaluation, so that a later
+``callback_decisions.CallbackState`` makes the decisions. Each is journaled with its evaluation, so that a later
 master or a resumed run restores it.
 """
 
@@ -11,18 +11,18 @@ from typing import Any
 
 from edl.api.journal_entries import BestWeightsRestored, CallbacksDeclared, CutAnnounced
 from edl.api.run_events import CallbackDecided, WarningRaised
-from edl.core.cuts import WORLD_STEP_KEY, CutStage
-from edl.core.evaluation import (
+from edl.core.callback_decisions import (
     BestCheckpoint,
     CallbackState,
     DeclaredCallback,
     EvaluationResult,
-    EvaluationRound,
     ReduceLROnPlateau,
     callbacks_to_json,
     deciding_callbacks,
     model_files,
 )
+from edl.core.cuts import WORLD_STEP_KEY, CutStage
+from edl.core.evaluation import EvaluationRound
 from edl.core.events import CheckpointCopyFinished, CopyCheckpoint
 from edl.core.journal_application import end_job, record_entry
 from edl.core.ledger import BEST_MODEL, single_task_ledger

@@ -15,8 +15,8 @@ from edl.api.journal_entries import JournalEntry
 from edl.api.round_id import RoundId
 from edl.api.run_events import JobEvent as PublishedEvent
 from edl.api.run_events import StallBegan
+from edl.core.callback_decisions import DeclaredCallback
 from edl.core.cuts import SavedCheckpoint, WrittenShard
-from edl.core.evaluation import DeclaredCallback
 from edl.core.evaluation_copies import NO_COPY, CopyReport
 from edl.core.rank_state import RankPhase
 from edl.core.shuffle import BlockLayout, RecordRange

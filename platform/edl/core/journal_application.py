@@ -48,8 +48,9 @@ from edl.api.journal_entries import (
     WorldStarted,
 )
 from edl.core import evaluation, update_accounting, world_entries
+from edl.core.callback_decisions import callbacks_from_json, model_files
 from edl.core.cuts import WORLD_STEP_KEY, SavedCheckpoint
-from edl.core.evaluation import EvaluationRound, callbacks_from_json, model_files
+from edl.core.evaluation import EvaluationRound
 from edl.core.events import EndJob, RecordEntry
 from edl.core.ledger import (
     BEST_MODEL,

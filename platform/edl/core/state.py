@@ -14,9 +14,10 @@ from typing import Any
 
 from edl.api.cluster_port import MOST_WORKERS
 from edl.api.run_events import JobEvent
+from edl.core.callback_decisions import CallbackState, DeclaredCallback
 from edl.core.crash_suspects import CrashSuspects
 from edl.core.cuts import CheckpointFailure, CutStage, PendingCut, SavedCheckpoint, WorldCheckpoint
-from edl.core.evaluation import CallbackState, DeclaredCallback, EvaluationRound
+from edl.core.evaluation import EvaluationRound
 from edl.core.evaluation_copies import EvaluationCopies
 from edl.core.events import CoreCommand, EmitEvent, NotifyWorkers, PhaseEntered, TrainingStalled
 from edl.core.job_counters import JobCounters

@@ -7,8 +7,8 @@ from typing import Any
 
 from edl.api.journal_entries import DatasetEntered, EvaluationBegun
 from edl.core import world_entries
+from edl.core.callback_decisions import CallbackState
 from edl.core.cuts import SavedCheckpoint
-from edl.core.evaluation import CallbackState
 from edl.core.job_counters import JobCounters
 from edl.core.journal_application import apply_entry
 from edl.core.ledger import EVALUATION, PREDICTION, TRAINING, LeaseRevocation, single_task_ledger

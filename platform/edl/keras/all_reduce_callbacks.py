@@ -3,8 +3,8 @@
 All ranks must apply the same change before the same step:
 
 - ``EarlyStopping``, ``ReduceLROnPlateau`` and ``ModelCheckpoint(save_best_only=True)`` decide by evaluations. The
-  master decides instead of them (``edl.core.evaluation``), while all ranks pause for the evaluation. Without them the
-  others train on during an evaluation (``evaluation.max_workers``).
+  master decides instead of them (``edl.core.callback_decisions``), while all ranks pause for the evaluation. Without
+  them the others train on during an evaluation (``evaluation.max_workers``).
 - Other ``ModelCheckpoint`` write their files at a pause of all ranks (``edl.keras.model_checkpoint_callback``). One
   rank writes them.
 - ``LearningRateScheduler`` determines the rate of an epoch. Each rank computes it for its records, with Keras' own
@@ -26,7 +26,7 @@ import keras
 
 from edl.api.errors import BadInputError
 from edl.api.job_spec import JobSpec
-from edl.core.evaluation import CallbackSpec, ReduceLROnPlateau
+from edl.core.callback_decisions import CallbackSpec, ReduceLROnPlateau
 from edl.core.model_files import ModelFile
 from edl.keras import monitor_callbacks
 from edl.keras.model_checkpoint_callback import EpochLoss, declare_model_file

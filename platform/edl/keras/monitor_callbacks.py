@@ -3,9 +3,9 @@
 ``EarlyStopping``, ``ReduceLROnPlateau`` and ``ModelCheckpoint(save_best_only=True)`` need the values of an evaluation,
 and so does ``ModelCheckpoint`` with such values in the names of its files.
 Under strategy Local the training process has them, and Keras' own code decides. Under ParameterServer and under
-AllReduce the master decides for all workers (``edl.core.evaluation``), from the declarations made here; what else
-AllReduce checks is in ``edl.keras.all_reduce_callbacks``. The master cannot run the code of a subclass, so subclasses
-are refused. Under all three strategies an evaluation takes the place of an epoch of ``keras.Model.fit``.
+AllReduce the master decides for all workers (``edl.core.callback_decisions``), from the declarations made here; what
+else AllReduce checks is in ``edl.keras.all_reduce_callbacks``. The master cannot run the code of a subclass, so
+subclasses are refused. Under all three strategies an evaluation takes the place of an epoch of ``keras.Model.fit``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import keras
 
 from edl.api.errors import BadInputError
 from edl.api.job_spec import JobSpec
-from edl.core.evaluation import BestCheckpoint, CallbackSpec, EarlyStopping, ReduceLROnPlateau
+from edl.core.callback_decisions import BestCheckpoint, CallbackSpec, EarlyStopping, ReduceLROnPlateau
 from edl.keras.model_checkpoint_callback import check_file_name, names_evaluation
 
 MetricDirections = Mapping[str, str | None]

@@ -29,7 +29,7 @@ import keras
 
 from edl.api.job_spec import TrainSpec
 from edl.api.strategy import Strategy
-from edl.core.evaluation import CallbackSpec
+from edl.core.callback_decisions import CallbackSpec
 from edl.data.reader import Reader
 from edl.keras import monitor_callbacks
 from edl.keras.callback_changes import LayerAttributes, StepSettings

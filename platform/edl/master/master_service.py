@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from edl.api.cluster_port import Role
 from edl.api.errors import BadInputError, RetryableError
 from edl.api.round_id import RoundId
+from edl.core.callback_decisions import DeclaredCallback, callbacks_from_json
 from edl.core.cuts import WrittenShard
-from edl.core.evaluation import DeclaredCallback, callbacks_from_json
 from edl.core.evaluation_copies import CopyReport
 from edl.core.events import (
     Acknowledged,

@@ -20,8 +20,8 @@ from edl.api.journal_entries import (
     ParametersRolledBack,
     WorldAnnounced,
 )
+from edl.core.callback_decisions import CallbackState, callbacks_from_json, callbacks_to_json
 from edl.core.cuts import WORLD_STEP_KEY, checkpoint_step
-from edl.core.evaluation import CallbackState, callbacks_from_json, callbacks_to_json
 from edl.jobfile.loader import load_job_file
 from edl.numerics.keras_state import KERAS_STATE_KEY, KerasState
 from edl.storage.checkpoint_manifest import CheckpointManifest

@@ -12,7 +12,7 @@ from typing import Any
 
 from edl.api.errors import BadInputError
 from edl.api.strategy import Strategy
-from edl.core.evaluation import callbacks_to_json
+from edl.core.callback_decisions import callbacks_to_json
 from edl.core.ledger import BEST_MODEL
 from edl.keras import model_export, user_callbacks
 from edl.keras.keras2_models import refuse_overlap

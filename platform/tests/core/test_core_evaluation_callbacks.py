@@ -13,7 +13,7 @@ from support.core_harness import CoreHarness, alive
 
 from edl.api.cluster_port import Role
 from edl.api.journal_entries import DatasetEntered, ParametersRolledBack, StoppedByCallback
-from edl.core.evaluation import (
+from edl.core.callback_decisions import (
     BestCheckpoint,
     CallbackState,
     EarlyStopping,

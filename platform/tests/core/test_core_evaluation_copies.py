@@ -14,7 +14,7 @@ from support.examples import examples
 from edl.api.round_id import RoundId
 from edl.api.run_events import EvaluationStarted, WarningRaised
 from edl.core.allreduce import describe_world
-from edl.core.evaluation import EarlyStopping
+from edl.core.callback_decisions import EarlyStopping
 from edl.core.evaluation_copies import CopyAction, CopyReport, EvaluationCopies, OwnCopy
 from edl.core.events import LeaseReply, ModelDeclared, TaskReported
 from edl.core.rank_state import RankPhase

@@ -7,7 +7,7 @@ import json
 import pytest
 from support.all_reduce_master import AllReduceMaster
 
-from edl.core.evaluation import callbacks_from_json, callbacks_to_json
+from edl.core.callback_decisions import callbacks_from_json, callbacks_to_json
 from edl.core.job import JobStateMachine
 from edl.core.model_files import ModelFile, ModelFiles
 from edl.core.task_results import find_result_error

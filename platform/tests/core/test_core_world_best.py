@@ -7,8 +7,8 @@ from typing import Any
 from core.test_core_world_checkpoints import SavingMaster
 
 from edl.api.run_events import WarningRaised
+from edl.core.callback_decisions import BestCheckpoint, CallbackSpec, EarlyStopping
 from edl.core.checkpointing import RETRY_SAVING_SECONDS
-from edl.core.evaluation import BestCheckpoint, CallbackSpec, EarlyStopping
 from edl.core.events import (
     CheckpointCopyFinished,
     CheckpointSaveFinished,

@@ -20,7 +20,7 @@ pytestmark = [
 import keras  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
-from edl.core.evaluation import CallbackState, EvaluationResult, callbacks_from_json, callbacks_to_json  # noqa: E402
+from edl.core.callback_decisions import CallbackState, EvaluationResult, callbacks_from_json, callbacks_to_json  # noqa: E402
 from edl.keras.monitor_callbacks import check_monitors, declare_callbacks, is_monitor  # noqa: E402
 
 K = keras.callbacks

@@ -20,7 +20,7 @@ import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from edl.api.errors import BadInputError, EdlError  # noqa: E402
-from edl.core.evaluation import BestCheckpoint, callbacks_from_json, callbacks_to_json  # noqa: E402
+from edl.core.callback_decisions import BestCheckpoint, callbacks_from_json, callbacks_to_json  # noqa: E402
 from edl.core.model_files import ModelFile  # noqa: E402
 from edl.core.rank_state import NOT_BEGUN, CallbackEpoch  # noqa: E402
 from edl.jobfile.loader import load_job_text  # noqa: E402

@@ -26,7 +26,7 @@ from edl.api.cluster_port import PodPhase, PodStatus, Role
 from edl.api.errors import RefusedError
 from edl.api.status import Status
 from edl.core import events as ev
-from edl.core.evaluation import BestCheckpoint, EarlyStopping, ReduceLROnPlateau, callbacks_to_json
+from edl.core.callback_decisions import BestCheckpoint, EarlyStopping, ReduceLROnPlateau, callbacks_to_json
 from edl.core.job import JobStateMachine
 from edl.jobfile import section_type
 from edl.master.master_service import lease_to_task

@@ -13,8 +13,8 @@ import pytest
 from edl.api.errors import BadInputError, StorageError
 from edl.api.job_spec import JobSpec
 from edl.api.journal_entries import CallbacksDeclared, CutAnnounced, DatasetEntered, EvaluationCompleted
+from edl.core.callback_decisions import CallbackState, EvaluationResult, ReduceLROnPlateau, callbacks_to_json
 from edl.core.cuts import WORLD_STEP_KEY
-from edl.core.evaluation import CallbackState, EvaluationResult, ReduceLROnPlateau, callbacks_to_json
 from edl.core.job import JobStateMachine
 from edl.core.shuffle import RecordRange
 from edl.core.state import JobSettings

@@ -22,8 +22,8 @@ from edl.api.errors import EdlError, RetryableError
 from edl.api.journal_entries import JournalEntry, LeaseGranted
 from edl.api.round_id import RoundId
 from edl.collective.collective_listener import CollectiveListener
+from edl.core.callback_decisions import DeclaredCallback
 from edl.core.checkpoint_shares import SHARD_BYTES
-from edl.core.evaluation import DeclaredCallback
 from edl.core.events import (
     CopyCheckpoint,
     CoreEvent,

@@ -8,7 +8,7 @@ from typing import Any
 
 from edl.api.cluster_port import PodPhase, PodStatus, Role
 from edl.api.round_id import RoundId
-from edl.core.evaluation import CallbackSpec
+from edl.core.callback_decisions import CallbackSpec
 from edl.core.events import (
     DatasetDescribed,
     EmitEvent,

@@ -11,7 +11,7 @@ import pytest
 from support.all_reduce_job import AllReduceJob, KilledError, Rank
 
 from edl.api.run_events import WarningRaised
-from edl.core.evaluation import BestCheckpoint, EarlyStopping
+from edl.core.callback_decisions import BestCheckpoint, EarlyStopping
 from edl.core.ledger import BEST_MODEL, EXPORT
 
 EVERY = 5

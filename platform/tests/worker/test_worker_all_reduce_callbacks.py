@@ -16,7 +16,7 @@ from support.all_reduce_job import AllReduceJob, KilledError, Rank, RecordedCall
 from support.text_keys import missing_keys
 
 from edl.collective.round_errors import RoundBrokenError
-from edl.core.evaluation import EarlyStopping, ReduceLROnPlateau
+from edl.core.callback_decisions import EarlyStopping, ReduceLROnPlateau
 from edl.core.ledger import TRAINING
 from edl.core.rank_state import RankPhase
 from edl.core.world_rounds import RoundPhase

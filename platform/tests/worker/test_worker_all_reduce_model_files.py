@@ -13,7 +13,7 @@ from support.all_reduce_job import AllReduceJob, KilledError, Rank
 
 from edl.api.journal_entries import LeaseGranted
 from edl.api.run_events import CallbackDecided
-from edl.core.evaluation import BestCheckpoint, EarlyStopping, ReduceLROnPlateau
+from edl.core.callback_decisions import BestCheckpoint, EarlyStopping, ReduceLROnPlateau
 from edl.core.ledger import BEST_MODEL, MODEL_FILE
 from edl.core.model_files import ModelFile
 

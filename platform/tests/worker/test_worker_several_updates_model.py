@@ -18,7 +18,7 @@ from support.gan_model import ADVERSARIAL, make_records, pick, train_plainly, wr
 
 from edl.api.job_spec import ModelSpec
 from edl.api.journal_entries import WorldAnnounced
-from edl.core.evaluation import EarlyStopping
+from edl.core.callback_decisions import EarlyStopping
 from edl.core.ledger import EXPORT
 from edl.worker.lease_client import LeasedTask
 from edl.worker.record_stream import LoadedStep

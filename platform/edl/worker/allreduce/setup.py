@@ -18,7 +18,7 @@ import tensorflow as tf
 from edl.api.job_spec import JobSpec
 from edl.api.strategy import Strategy
 from edl.collective.collective_listener import CollectiveListener
-from edl.core.evaluation import callbacks_to_json
+from edl.core.callback_decisions import callbacks_to_json
 from edl.core.ledger import BEST_MODEL, MODEL_FILE
 from edl.core.state_agreement import RankFacts
 from edl.keras import model_export
