@@ -37,8 +37,9 @@ from edl.keras.tensorflow_import import import_tensorflow
 from edl.numerics.initializers import initial_rows
 from edl.numerics.parameter_store import RowBatch
 from edl.worker import task_loop
+from edl.worker.not_finite import find_nonfinite_gradient, is_finite, report_not_finite
 from edl.worker.record_stream import CorruptRecordSkipper
-from edl.worker.trainer import add_record_range, find_nonfinite_gradient, is_finite, report_not_finite
+from edl.worker.trainer import add_record_range
 
 if TYPE_CHECKING:
     from edl.data.reader import Reader

@@ -18,7 +18,7 @@ from edl.worker.lease_client import (
     ProgressReporter,
 )
 from edl.worker.master_session import MasterLostError, MasterSession
-from edl.worker.trainer import NotFiniteError
+from edl.worker.not_finite import NotFiniteError
 
 # --------------------------------------------------------------------------------------------------
 # Failures of a worker, as reported to the master and to users.

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -17,15 +16,14 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, ParamSpec, TypeVar
 
-import numpy as np
-
-from edl.api.errors import BadInputError, JobFailedError
+from edl.api.errors import BadInputError
 from edl.numerics.array_types import Floats
 from edl.numerics.parameter_store import PushGradients, RowBatch, RowsByTable
 from edl.worker.graceful_shutdown import ShutdownGate
 from edl.worker.lease_client import LeaseClient, LeasedTask, ProgressReporter
 from edl.worker.loss_log import LossLog
-from edl.worker.model_interface import NetworkLike, StepResultLike, TrainingCallbacks, pull_needed_rows
+from edl.worker.model_interface import NetworkLike, TrainingCallbacks, pull_needed_rows
+from edl.worker.not_finite import find_nonfinite_gradient, is_finite, report_not_finite
 from edl.worker.parameter_client import ParameterClient, StepPush
 from edl.worker.record_stream import LoadedStep, MinibatchLike, RecordStream
 
@@ -110,68 +108,6 @@ class SerialExecutor:
             # Without this, the thread's variables would keep gradients or rows in memory until the
             # next job.
             del future, job, args, kwargs, item
-
-
-# --------------------------------------------------------------------------------------------------
-# Losses and gradients that are NaN or infinite. The error or warning names the records of the
-# minibatch.
-
-
-class NotFiniteError(JobFailedError):
-    """A loss or gradient is NaN or infinite, and ``train.on_nan`` is ``stop``."""
-
-
-def is_finite(result: StepResultLike) -> bool:
-    """Whether loss and all gradients are finite."""
-    return math.isfinite(result.loss) and all(
-        np.isfinite(a).all() for a in (result.flat_gradients, *result.row_gradients.values())
-    )
-
-
-def find_nonfinite_gradient(network: NetworkLike, result: StepResultLike) -> str:
-    """The variable or table of the first gradient that is not finite, with its shape."""
-    offset = 0
-    for variable in network.variables:
-        if not np.isfinite(result.flat_gradients[offset : offset + variable.size]).all():
-            description = "the change of the statistic" if variable.statistic else "the gradient of"
-            return f"{description} '{variable.name}' {list(variable.shape)}"
-        offset += variable.size
-    for table in network.tables:
-        if not np.isfinite(result.row_gradients[table.name]).all():
-            return f"the gradient of rows of '{table.name}' ({table.rows or 'any id'} x {table.dim})"
-    return "a gradient"
-
-
-def report_not_finite(
-    task: LeasedTask,
-    step: int,
-    loss: float,
-    count: int,
-    *,
-    skip: bool,
-    gradient: str = "a gradient",
-    rank: int | None = None,
-) -> None:
-    """Stop the job, or log that the step is skipped; the message names ``gradient`` if the loss is finite.
-
-    Args:
-        rank: of this worker, if several make a step together.
-
-    Raises:
-        NotFiniteError: ``skip`` is false.
-    """
-    source, records = task.describe_records(step)
-    description = f"loss {loss}" if not math.isfinite(loss) else f"{gradient} is not finite, loss {loss:g}"
-    if rank is not None:
-        description += f", of rank {rank}"
-    if not skip:
-        raise NotFiniteError(
-            f"{description} from {records}" if not math.isfinite(loss) else f"{description}, from {records}",
-            where=source,
-            hint="check these records and the learning rate; train.on_nan: skip skips such minibatches",
-        )
-    place = records if source is None else f"{source}: {records}"
-    _LOG.warning("%s: %s; this step is skipped (%d skipped so far)", place, description, count)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from support.text_keys import missing_keys
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.worker.lease_client import LeasedTask
-from edl.worker.trainer import NotFiniteError, find_nonfinite_gradient, is_finite, report_not_finite
+from edl.worker.not_finite import NotFiniteError, find_nonfinite_gradient, is_finite, report_not_finite
 
 NETWORK: Any = SimpleNamespace(
     variables=[

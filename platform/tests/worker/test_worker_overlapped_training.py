@@ -32,8 +32,9 @@ from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import BulkClient
 from edl.transport.bulk_connection import FrameKind, ReceivedFrame
 from edl.worker.graceful_shutdown import LeavingError
+from edl.worker.not_finite import NotFiniteError
 from edl.worker.parameter_client import MAX_VALUE_AGE_SECONDS, StepPush
-from edl.worker.trainer import NotFiniteError, SerialExecutor
+from edl.worker.trainer import SerialExecutor
 
 RATE = 0.01
 

@@ -18,8 +18,8 @@ from edl.keras.user_callbacks import NoCallbacks
 from edl.transport import edl_pb2 as pb
 from edl.worker.graceful_shutdown import LeavingError
 from edl.worker.lease_client import PLACEMENT_CHECK_KIND, LeasedTask
+from edl.worker.not_finite import NotFiniteError
 from edl.worker.task_loop import TaskLoop
-from edl.worker.trainer import NotFiniteError
 from edl.worker.training_setup import Evaluator, check_placement
 
 

@@ -48,8 +48,9 @@ from edl.worker.allreduce.world_client import RoundView, WorldClient
 from edl.worker.graceful_shutdown import LeavingError, ShutdownGate
 from edl.worker.lease_client import LeasedTask
 from edl.worker.loss_log import LossLog
+from edl.worker.not_finite import report_not_finite
 from edl.worker.record_stream import LoadedStep
-from edl.worker.trainer import add_record_range, add_worker_name, report_not_finite
+from edl.worker.trainer import add_record_range, add_worker_name
 
 _LOG = logging.getLogger(__name__)
 

@@ -50,8 +50,9 @@ from edl.worker.lease_client import LeasedTask, PositionDescriber
 from edl.worker.local_strategy.local_report import LocalReport
 from edl.worker.local_strategy.stop_request import StoppedError, StopRequest
 from edl.worker.loss_log import LossLog
+from edl.worker.not_finite import report_not_finite
 from edl.worker.record_stream import CorruptRecordSkipper, RecordWindow
-from edl.worker.trainer import add_record_range, report_not_finite
+from edl.worker.trainer import add_record_range
 from edl.worker.training_setup import KERAS_FILE, SAVED_MODEL_DIRECTORY, export_directory
 
 _LOG = logging.getLogger(__name__)
