@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Self
 
-_COLLECTED = ("edl.keras", "edl.worker.feed_pipeline", "edl.worker.trainer", "edl.worker.validation_check")
+_COLLECTED = ("edl.keras", "edl.worker.feed_pipeline", "edl.worker.not_finite", "edl.worker.validation_check")
 """The loggers whose warnings are about the user's model, its export, skipped updates and the data."""
 MAX_WARNINGS_OF_TOPIC = 3
 """A warning about each minibatch stays in the log after so many."""

@@ -15,7 +15,7 @@ def test_each_text_is_passed_on_once_and_few_of_a_topic() -> None:
         for _ in range(2):
             KERAS.warning("no file for %s", "a")
         for at in range(9):
-            logging.getLogger("edl.worker.trainer").warning("loss %d", at)
+            logging.getLogger("edl.worker.not_finite").warning("loss %d", at)
     assert found == [("no file for %s", "no file for a"), *(("loss %d", f"loss {at}") for at in range(3))]
     assert MAX_WARNINGS_OF_TOPIC == 3
 
