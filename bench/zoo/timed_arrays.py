@@ -32,8 +32,8 @@ class ArrayStep:
 
     weight: float
     loss: float = 0.0
-    finite: bool = True
-    nonfinite: str = ""
+    is_finite: bool = True
+    nonfinite_name: str = ""
     common_loss: float | None = None
 
 

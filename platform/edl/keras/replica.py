@@ -175,11 +175,11 @@ class ModelReplica(ReplicaState):
         common_loss = None if math.isnan(common) else float(common)
         result = ReplicaStep(float(loss), float(weight), math.isfinite(loss), "", common_loss)
         is_finite = self._update.write(gradients, tails, result.weight, adds=adds)
-        if result.finite and is_finite:
+        if result.is_finite and is_finite:
             if not adds:
                 self._kept = _KeptAddend(gradients, tails, result.weight)
             return result
-        return replace(result, finite=False, nonfinite=self._update.find_nonfinite())
+        return replace(result, is_finite=False, nonfinite_name=self._update.find_nonfinite())
 
     @property
     def keeps_addend(self) -> bool:
@@ -225,7 +225,7 @@ class ModelReplica(ReplicaState):
     ) -> ReplicaStep:
         """Take a step as the only rank; one that is not finite is not applied."""
         result = self.compute(features, labels, weights)
-        if result.finite:
+        if result.is_finite:
             self.apply(result.weight or 1.0, learning_rate_factor)
         else:
             self.restore_statistics()

@@ -39,16 +39,17 @@ class ReplicaStep:
         loss: the loss, including the model's own losses; may be NaN.
         weight: the weight of the minibatch. The sum over all ranks is the argument of :meth:`ModelReplica.apply`. For a
             mean loss, the weighted mean of the ranks' losses is the loss of the step.
-        finite: whether the loss, the gradients and the statistics are finite. With dynamic loss scaling only the loss
-            counts: the optimizer skips steps whose gradients are not finite, and lowers its scale.
-        nonfinite: the first variable whose gradient or statistic is not finite, or ``loss``; empty if all are finite.
+        is_finite: whether the loss, the gradients and the statistics are finite. With dynamic loss scaling only the
+            loss counts: the optimizer skips steps whose gradients are not finite, and lowers its scale.
+        nonfinite_name: the first variable whose gradient or statistic is not finite, or ``loss``; empty if all are
+            finite.
         common_loss: of a summed loss, the part that every rank's loss has: the regularizers. None: the loss is a mean.
     """
 
     loss: float
     weight: float
-    finite: bool
-    nonfinite: str
+    is_finite: bool
+    nonfinite_name: str
     common_loss: float | None = None
 
 

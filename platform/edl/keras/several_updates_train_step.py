@@ -220,11 +220,11 @@ class SeveralUpdatesReplica(SeveralOptimizersState):
         """Take a step as the only rank; one that is not finite is not applied."""
         result = self.compute(features, labels, weights)
         for number in range(1, len(self.updates)):
-            if not result.finite:
+            if not result.is_finite:
                 break
             self.apply_next(result.weight or 1.0, learning_rate_factor)
             result = self.compute_update(number, 0)
-        if result.finite:
+        if result.is_finite:
             self.apply_next(result.weight or 1.0, learning_rate_factor)
         else:
             self.restore_statistics()
@@ -236,9 +236,9 @@ class SeveralUpdatesReplica(SeveralOptimizersState):
             loss, weight, *rest = running.trace.segments[number].run(running.values)
         gradients, tails = rest[: len(update.trained)], rest[len(update.trained) :]
         result = ReplicaStep(float(loss), float(weight), math.isfinite(loss), "")
-        if update.write(gradients, tails, result.weight, adds=adds) and result.finite:
+        if update.write(gradients, tails, result.weight, adds=adds) and result.is_finite:
             return result
-        return replace(result, finite=False, nonfinite=update.find_nonfinite())
+        return replace(result, is_finite=False, nonfinite_name=update.find_nonfinite())
 
     # ------------------------------------------------------------------ traced functions
 

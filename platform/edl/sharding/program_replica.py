@@ -51,8 +51,8 @@ class ProgramResult:
 
     loss: float
     weight: float
-    finite: bool
-    nonfinite: str
+    is_finite: bool
+    nonfinite_name: str
     common_loss: float | None = None
 
 
@@ -183,7 +183,7 @@ class ProgramReplica:
         contribution = self._handoff.compute(OfferedStep(self._numbers.step, self._numbers.epoch, features))
         if contribution.arrays is None:
             self.clear()
-            return ProgramResult(0.0, 0.0, finite=True, nonfinite="")
+            return ProgramResult(0.0, 0.0, is_finite=True, nonfinite_name="")
         nonfinite = self._write(contribution)
         is_finite = math.isfinite(contribution.loss) and not nonfinite
         return ProgramResult(contribution.loss, contribution.weight, is_finite, nonfinite or "loss")

@@ -349,8 +349,8 @@ class _JobCheck:
                 check_added_losses(rank, minibatch.features)
                 check_step_gradients(rank, minibatch.features, minibatch.labels, minibatch.weights)
             result = replica.take_step(minibatch.features, minibatch.labels, minibatch.weights)
-        if not result.finite:
-            skip, gradient = spec.train.on_nan == "skip", f"the gradient of '{result.nonfinite}'"
+        if not result.is_finite:
+            skip, gradient = spec.train.on_nan == "skip", f"the gradient of '{result.nonfinite_name}'"
             report_not_finite(task, 0, result.loss, 1, skip=skip, gradient=gradient)
         yield f"first minibatch, {_describe_records(task)}: loss {result.loss:.4g}"
         evaluated = self._find_first("evaluation") if spec.data.validation else None

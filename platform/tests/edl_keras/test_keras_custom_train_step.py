@@ -93,7 +93,7 @@ def train_together(ranks: list[ModelReplica], x: Any, y: Any) -> list[ReplicaSte
     """One step: each rank has its part of the records."""
     parts = np.array_split(np.arange(len(x)), len(ranks))
     steps = [rank.compute(x[part], y[part]) for rank, part in zip(ranks, parts, strict=True)]
-    assert all(step.finite for step in steps)
+    assert all(step.is_finite for step in steps)
     for buffers in zip(*(rank.buffers for rank in ranks), strict=True):
         total = np.sum(buffers, axis=0)
         for buffer in buffers:
@@ -151,9 +151,9 @@ def test_a_loss_that_a_metric_returns_is_that_of_the_step(tmp_path: Path, monkey
     (rank,) = make_ranks(tmp_path, TRACKED)
     x, y = make_data(8)
     before = rank.take_step(x, y)
-    assert not rank.take_step(x, y * np.nan).finite
+    assert not rank.take_step(x, y * np.nan).is_finite
     after = [rank.take_step(x, y) for _ in range(2)]
-    assert all(step.finite for step in after)
+    assert all(step.is_finite for step in after)
     assert after[1].loss < after[0].loss < before.loss
     fresh = make_ranks(tmp_path, TRACKED)[0]
     assert [fresh.take_step(x, y).loss for _ in range(3)] == [before.loss, *(step.loss for step in after)]
@@ -188,7 +188,7 @@ def test_layers_that_only_the_step_calls_have_statistics(tmp_path: Path, monkeyp
     plain.set_weights(ranks[0].model.get_weights())
     plain.run_eagerly = True
     old = ranks[0].state_arrays()
-    assert not ranks[0].take_step(x, y * np.nan).finite
+    assert not ranks[0].take_step(x, y * np.nan).is_finite
     for name, values in ranks[0].state_arrays().items():
         np.testing.assert_array_equal(values, old[name], err_msg=name)
     for _ in range(3):
@@ -240,7 +240,7 @@ def test_a_loss_that_is_not_finite_is_noticed(tmp_path: Path) -> None:
     x, y = make_data(8)
     y[3] = np.nan
     step = rank.compute(x, y)
-    assert not step.finite
+    assert not step.is_finite
     assert not np.isfinite(step.loss)
 
 
@@ -360,7 +360,7 @@ def test_the_step_has_the_optimizer_of_compile(tmp_path: Path, case: str, is_onl
     plain.set_weights(replica.model.get_weights())
     plain.run_eagerly = True  # to trace its few steps would take longer than to make them
     for _ in range(3):
-        assert replica.take_step(x, y).finite
+        assert replica.take_step(x, y).is_finite
         plain.train_on_batch(x, y)
     for mine, theirs in zip(replica.model.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=2e-4, atol=2e-5)

@@ -105,7 +105,7 @@ def test_local_scales_the_loss_as_keras_fit(tmp_path: Path, caplog: pytest.LogCa
     )
     before = mine.model.get_weights()
     for _ in range(8):
-        assert mine.take_step(FEATURES, LABELS).finite
+        assert mine.take_step(FEATURES, LABELS).is_finite
         other.train_on_batch(FEATURES, LABELS)
     for found, expected, old in zip(mine.model.get_weights(), other.get_weights(), before, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-6)
@@ -118,7 +118,7 @@ def test_an_optimizer_that_scales_lowers_its_scale_where_gradients_overflow(tmp_
     mine = local(module(tmp_path, scaling))
     before = mine.model.get_weights()
     step = mine.take_step(FEATURES, LABELS)
-    assert step.finite
+    assert step.is_finite
     assert np.isfinite(step.loss)
     assert step.loss < 100
     assert float(mine.optimizer.dynamic_scale) == 2.0**19

@@ -87,7 +87,7 @@ def by_edl(module: Any, labels: Any, weights: Any, epochs: int = 2) -> tuple[lis
     parts = (X, labels) if weights is None else (X, labels, weights)
     for _ in range(epochs):
         for batch in batches(*parts):
-            assert model.take_step(*batch).finite
+            assert model.take_step(*batch).is_finite
     for batch in batches(*parts):
         model.evaluate(*batch)
     values = model.metric_values(evaluation.merge_metric_states({}, model.metric_states()))

@@ -130,7 +130,7 @@ def test_what_several_ranks_cannot_combine_one_rank_trains(tmp_path: Path, case:
         assert "{name: Local}" in str(refused.value)
     only = build(tmp_path, "own", DATA)
     losses = [only.take_step(*DATA) for _ in range(3)]
-    assert all(step.finite for step in losses)
+    assert all(step.is_finite for step in losses)
     assert len({step.loss for step in losses}) == 3
 
 
@@ -238,10 +238,10 @@ def test_a_step_that_is_not_finite_leaves_no_trace(tmp_path: Path) -> None:
     only, other = build(tmp_path, "own", DATA), build(tmp_path, "own", DATA)
     for bad in ((X, DATA[1] * np.nan), (X * np.inf, DATA[1])):
         step = only.take_step(*bad)
-        assert not step.finite
+        assert not step.is_finite
         assert_same(only, other)
     for each in (only, other):
-        assert each.take_step(*DATA).finite
+        assert each.take_step(*DATA).is_finite
     assert_same(only, other)
 
 
@@ -251,11 +251,11 @@ def test_a_second_update_that_is_not_finite_leaves_no_trace(tmp_path: Path) -> N
     only, other = build(tmp_path, "gan", data), build(tmp_path, "gan", data)
     # Labels count in the generator's loss only.
     step = only.take_step(data[0], data[1] * np.nan)
-    assert not step.finite
-    assert "generator" in step.nonfinite or "to_real" in step.nonfinite
+    assert not step.is_finite
+    assert "generator" in step.nonfinite_name or "to_real" in step.nonfinite_name
     assert_same(only, other)
     for each in (only, other):
-        assert each.take_step(*data).finite
+        assert each.take_step(*data).is_finite
     assert_same(only, other)
 
 

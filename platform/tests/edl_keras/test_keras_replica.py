@@ -68,7 +68,7 @@ def test_hundred_steps_equal_one_process(optimizer: str, dtype: str, tolerance: 
         results = step(replicas, split(minibatch, sizes))
         loss = float(one.step(*minibatch))
         assert [result.weight for result in results] == [size for size in sizes if size]
-        assert all(result.finite and not result.nonfinite for result in results)
+        assert all(result.is_finite and not result.nonfinite_name for result in results)
         assert sum(r.loss * r.weight for r in results) / 12 == pytest.approx(loss, rel=1e-3)
     assert empty or ranks < 3
     assert_equal_states(replicas)
@@ -376,7 +376,9 @@ def test_tables_above_the_limit_are_refused_before_a_step() -> None:
         compute_with_limit(119)
     assert "120 bytes in each step, 72 bytes of them for the variable 'items/embeddings' (9, 2)" in str(refused.value)
     assert "ParameterServer" in (refused.value.hint or "")
-    assert compute_with_limit(120).finite, "the kernel of the dense layer is larger, but its gradient is dense anyway"
+    assert compute_with_limit(120).is_finite, (
+        "the kernel of the dense layer is larger, but its gradient is dense anyway"
+    )
 
 
 class CustomOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
@@ -457,7 +459,7 @@ def test_dynamic_loss_scaling_skips_a_step_that_overflows_on_one_rank() -> None:
     ((x, y),) = minibatches(1)
     tiny = (x[6:] * 1e-6, y[6:] * 1e-6)
     results = step(replicas, [(x[:6], y[:6]), tiny])
-    assert all(result.finite for result in results), "the optimizer sees it first"
+    assert all(result.is_finite for result in results), "the optimizer sees it first"
     for replica in replicas:
         assert float(replica.optimizer.dynamic_scale) == scale / 2
         for found, expected in zip(replica.model.get_weights(), before, strict=True):
@@ -509,7 +511,7 @@ def test_a_sum_beyond_the_range_of_float16_is_refused_by_name_on_all_ranks() -> 
     before = replicas[0].pack_state()
     x, y = tf.fill([60, 3], tf.constant(600, tf.float16)), tf.ones([60, 1], tf.float16)
     results = compute(replicas, [(x, y), (x, y)])
-    assert all(result.finite for result in results)
+    assert all(result.is_finite for result in results)
     with np.errstate(over="ignore"), pytest.raises(BadInputError, match=r"sequential/dense/kernel.* float16"):
         reduce_and_apply(replicas, results)
     with pytest.raises(BadInputError, match=r"sequential/dense/kernel.* float16"):

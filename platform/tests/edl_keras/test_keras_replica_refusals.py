@@ -48,9 +48,9 @@ def test_a_gradient_that_is_not_finite_is_named() -> None:
     y = y.copy()
     y[3] = np.nan
     results = compute(replicas, split((x, y), [6, 6]))
-    assert [result.finite for result in results] == [False, True]
-    assert results[0].nonfinite == replicas[0].model.trainable_variables[0].path
-    assert results[1].nonfinite == ""
+    assert [result.is_finite for result in results] == [False, True]
+    assert results[0].nonfinite_name == replicas[0].model.trainable_variables[0].path
+    assert results[1].nonfinite_name == ""
     assert replicas[0].digest() == before
 
 
@@ -61,11 +61,11 @@ def test_one_infinite_value_at_the_end_of_a_large_gradient_is_noticed() -> None:
     (replica,) = build(module(wide), 1)
     ((x, _),) = minibatches(1)
     y = np.zeros((12, 70_000), np.float32)
-    assert replica.compute(x, y).finite
+    assert replica.compute(x, y).is_finite
     y[:, -1] = np.inf
     result = replica.compute(x, y)
-    assert not result.finite
-    assert result.nonfinite == replica.model.trainable_variables[0].path
+    assert not result.is_finite
+    assert result.nonfinite_name == replica.model.trainable_variables[0].path
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
@@ -155,7 +155,7 @@ def test_a_summed_loss_with_a_layers_own_loss_is_refused() -> None:
     with pytest.raises(BadInputError, match="add_loss"):
         replica.compute(*minibatches(1)[0], None)
     (replica,) = build(module(active), 1)
-    assert step([replica], minibatches(1))[0].finite
+    assert step([replica], minibatches(1))[0].is_finite
 
 
 def test_outputs_with_different_reductions_are_refused_by_name() -> None:
@@ -323,7 +323,7 @@ def test_a_variable_that_the_model_does_not_have_is_not_written(place: str) -> N
 @pytest.mark.repetition
 def test_global_generators_may_draw() -> None:
     replicas = build(module(lambda: keras.Sequential([keras.Input((3,)), Drawing(), keras.layers.Dense(1)])), 2)
-    assert all(result.finite for result in step(replicas, split(minibatches(1)[0], [4, 8])))
+    assert all(result.is_finite for result in step(replicas, split(minibatches(1)[0], [4, 8])))
 
 
 def test_a_step_without_records_is_no_step() -> None:

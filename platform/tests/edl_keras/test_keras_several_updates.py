@@ -109,7 +109,7 @@ def train_together(ranks: list[Any], data: Records, idle: tuple[int, ...] = ()) 
         for rank in ranks:
             if rank not in busy:
                 rank.clear()
-        assert all(result.finite for result in results)
+        assert all(result.is_finite for result in results)
         sum_over(ranks, number)
         for rank in ranks:
             rank.apply_next(weight)
@@ -239,7 +239,7 @@ def test_several_minibatches_of_a_step_are_added_in_each_update(share_ranks: Sha
         train_together([one], data)
         weight = sum(parts.compute(*pick(data, slice(at, at + 8)), adds=at > 0).weight for at in range(0, 24, 8))
         parts.apply_next(weight)
-        assert all(parts.compute_update(1, number).finite for number in range(3))
+        assert all(parts.compute_update(1, number).is_finite for number in range(3))
         parts.apply_next(weight)
     for mine, theirs in zip(parts.model.get_weights(), one.model.get_weights(), strict=True):
         assert np.linalg.norm(mine - theirs) <= 1e-9 * np.linalg.norm(theirs)
@@ -252,13 +252,13 @@ def test_a_gradient_of_the_second_update_that_is_not_finite_is_named(share_ranks
     # Labels count in the generator's loss only.
     y[3] = np.nan
     first = rank.compute(x, y)
-    assert first.finite
+    assert first.is_finite
     rank.apply_next(first.weight)
     second = rank.compute_update(1, 0)
-    assert not second.finite
-    assert "generator" in second.nonfinite or "to_real" in second.nonfinite
+    assert not second.is_finite
+    assert "generator" in second.nonfinite_name or "to_real" in second.nonfinite_name
     rank.restore_statistics()
-    assert not rank.take_step(x, y).finite
+    assert not rank.take_step(x, y).is_finite
     assert rank.digest() == before
 
 
@@ -350,7 +350,7 @@ def test_other_updates_for_minibatches_of_another_type_are_refused(tmp_path: Pat
     x, y = make_records(RECORDS)
     with pytest.raises(BadInputError, match="updates for some minibatches"):
         rank.compute({**x, "noise": x["noise"].astype(np.float32)}, y)
-    assert rank.compute(x, y).finite
+    assert rank.compute(x, y).is_finite
 
 
 def test_one_update_with_the_optimizer_of_compile_is_trained_as_before(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_the_state_is_in_checkpoints_and_a_step_that_is_not_finite_leaves_it(tmp
     whole, parted = (ModelReplica(user, seed=2, rank_seed=None, sample=FEATURES[0]) for _ in range(2))
     whole.take_step(FEATURES[0], LABELS[0])
     saved = whole.state_arrays()
-    assert not whole.take_step(FEATURES[1] * np.nan, LABELS[1]).finite
+    assert not whole.take_step(FEATURES[1] * np.nan, LABELS[1]).is_finite
     np.testing.assert_equal(whole.state_arrays(), saved)
     parted.load_state(saved)
     losses = [each.take_step(FEATURES[1], LABELS[1]).loss for each in (whole, parted)]

@@ -214,10 +214,10 @@ def test_a_step_that_is_not_finite_leaves_no_trace(tmp_path: Path, case: str) ->
     for each in (only, other):
         each.take_step(*batch(0))
     step = only.take_step(X[:RECORDS], Y[:RECORDS] * np.nan)
-    assert not step.finite
-    assert step.nonfinite
+    assert not step.is_finite
+    assert step.nonfinite_name
     for each in (only, other):
-        assert each.take_step(*batch(1)).finite
+        assert each.take_step(*batch(1)).is_finite
     np.testing.assert_equal(only.state_arrays(), other.state_arrays())
 
 
@@ -261,7 +261,7 @@ def test_several_ranks_take_a_step_apart_whose_updates_each_have_a_loss_of_compi
     module = load(tmp_path, TWO_UPDATES)
     rank = build_replica(module, seed=0, rank_seed=0, sample=X[:1], first=(*batch(0), None))
     assert isinstance(rank, SeveralUpdatesReplica)
-    assert rank.take_step(*batch(0)).finite
+    assert rank.take_step(*batch(0)).is_finite
     assert [int(each.optimizer.iterations) for each in rank.updates] == [1, 1]
 
 

@@ -93,7 +93,7 @@ def test_a_rank_gets_the_mean_by_the_numbers_of_records() -> None:
             }
             for mean in means.values():
                 np.testing.assert_allclose(mean, (3 * 4 + 5 * 8) / 8)
-    assert (steps.result.loss, steps.result.weight, steps.result.finite) == (0.25, 3.0, True)
+    assert (steps.result.loss, steps.result.weight, steps.result.is_finite) == (0.25, 3.0, True)
 
 
 def test_a_rank_without_records_applies_what_the_others_add() -> None:
@@ -182,7 +182,7 @@ def test_an_array_that_is_not_finite_is_named() -> None:
 
     steps.loop(loop)
     assert list(take_all(steps, arrays(1.0) | {"u": np.full((2, 2), np.inf, np.float32)}))
-    assert (steps.result.finite, steps.result.nonfinite) == (False, "u")
+    assert (steps.result.is_finite, steps.result.nonfinite_name) == (False, "u")
 
 
 def test_a_loss_that_is_not_finite_is_noticed() -> None:
@@ -195,7 +195,7 @@ def test_a_loss_that_is_not_finite_is_noticed() -> None:
 
     steps.loop(loop)
     assert list(take_all(steps, arrays(1.0), loss=float("nan")))
-    assert not steps.result.finite
+    assert not steps.result.is_finite
 
 
 def test_functions_of_the_program_run_on_its_thread_between_two_steps() -> None:

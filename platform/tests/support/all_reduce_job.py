@@ -95,8 +95,8 @@ class CountedStep:
 
     weight: float
     loss: float = 0.5
-    finite: bool = True
-    nonfinite: str = ""
+    is_finite: bool = True
+    nonfinite_name: str = ""
     common_loss: float | None = None
 
 

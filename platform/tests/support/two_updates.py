@@ -64,7 +64,7 @@ class TwoUpdatesReplica(CountingReplica):
         self.buffers[1][records] = np.clip(self.counts - self.sums, 0, 1)[records]
         self.fail_at("reduce second")
         if any(self.is_poor(record) for record in records):
-            return CountedStep(float(len(records)), finite=False, nonfinite="sums")
+            return CountedStep(float(len(records)), is_finite=False, nonfinite_name="sums")
         return CountedStep(float(len(records)))
 
     def clear(self) -> None:

@@ -585,7 +585,7 @@ def test_callbacks_before_a_step_that_is_not_applied_are_called_on_all_ranks(fol
             if first.world.step != 6:
                 return result
             is_skipped.set()
-            return replace(result, finite=False, nonfinite="a variable")
+            return replace(result, is_finite=False, nonfinite_name="a variable")
 
         second.loop._current_lease, first.replica.compute = find_lease_later, compute_infinity
         job.wait(lambda: job.end is not None)

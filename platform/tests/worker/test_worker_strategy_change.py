@@ -396,7 +396,7 @@ def test_local_and_all_reduce_load_each_others_checkpoints_with_any_optimizer() 
 
     def train(model: ModelReplica, first: int, end: int) -> Arrays:
         for features, labels in minibatches(first, end):
-            assert model.take_step(features, labels).finite
+            assert model.take_step(features, labels).is_finite
         return model.state_arrays()
 
     module = replace(make_module(lambda: optimizers.Adam(0.01, use_ema=True)), make_model=make_seeded_model)

@@ -726,7 +726,7 @@ class StepLoop:
             minibatch, own_name = loaded.minibatch, self._digests.name_rank(self._world.rank)
             with add_worker_name(own_name), add_record_range(task, loaded.step):
                 result = self._replica.compute(minibatch.features, minibatch.labels, minibatch.weights, adds=count > 0)
-            if not result.finite:
+            if not result.is_finite:
                 self._report_not_finite(task, loaded.step, result)
                 # The others are done as well, so their corrupt records count.
                 for _ in loaded_steps:
@@ -751,7 +751,7 @@ class StepLoop:
             result.loss,
             self._nonfinite_count,
             skip=self._skip_nan,
-            gradient=f"the gradient of '{result.nonfinite}'",
+            gradient=f"the gradient of '{result.nonfinite_name}'",
             rank=self._world.rank,
         )
 

@@ -26,9 +26,9 @@ class UpdateResult(Protocol):
     @property
     def weight(self) -> float: ...
     @property
-    def finite(self) -> bool: ...
+    def is_finite(self) -> bool: ...
     @property
-    def nonfinite(self) -> str: ...
+    def nonfinite_name(self) -> str: ...
     @property
     def common_loss(self) -> float | None: ...
 
@@ -119,7 +119,7 @@ class UpdateSums:
         for minibatch, (task, step) in enumerate(self._minibatches):
             with add_record_range(task, step):
                 result = self._replica.compute_update(number, minibatch)
-            if not result.finite:
+            if not result.is_finite:
                 self._report_not_finite(task, step, result)
                 return _without_gradient(message)
             weight, weighted_loss = weight + result.weight, weighted_loss + result.weight * result.loss

@@ -407,7 +407,7 @@ class LocalTraining:
             self._watcher.begin_step(self._step)
             with add_record_range(plan.task, plan.step):
                 result = self._model.take_step(minibatch.features, minibatch.labels, minibatch.weights)
-            if result.finite:
+            if result.is_finite:
                 loss = result.loss
                 self._watcher.end_step(self._step, loss)
                 self._loss_log.end_step(self._step + 1, loss)
@@ -419,7 +419,7 @@ class LocalTraining:
                     result.loss,
                     self._not_finite,
                     skip=self._spec.train.on_nan == "skip",
-                    gradient=f"the gradient of '{result.nonfinite}'",
+                    gradient=f"the gradient of '{result.nonfinite_name}'",
                 )
         records, skipped = self._windows.pop(self._step)
         skipped += minibatch.skipped_images
