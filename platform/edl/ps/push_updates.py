@@ -155,7 +155,8 @@ class AsyncUpdater:
         applied_steps: decides which pushes are admitted.
         model_state: the parameters.
         staleness_aware: divide the learning rate by the staleness of the gradient, as in Zhang et al.,
-            Staleness-aware async-SGD (IJCAI 2016).
+            Staleness-aware async-SGD (IJCAI 2016). Strategy AllReduce scales it by the number of ranks instead
+            (``edl.worker.allreduce.rate_scaling``).
     """
 
     def __init__(self, applied_steps: AppliedSteps, model_state: ModelState, *, staleness_aware: bool) -> None:

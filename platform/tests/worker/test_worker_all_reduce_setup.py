@@ -9,7 +9,7 @@ from edl.api.strategy import Strategy
 from edl.core.global_batch import RankRecords
 from edl.core.world_rounds import Share
 from edl.worker.allreduce.leaving import wait_until_left
-from edl.worker.allreduce.setup import make_rate_scaling
+from edl.worker.allreduce.rate_scaling import make_rate_scaling
 from edl.worker.allreduce.step_message import StepMessage, StepOutcome
 
 MESSAGES = (
