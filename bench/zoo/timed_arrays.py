@@ -68,13 +68,13 @@ class ArrayReplica:
     def clear(self):
         self.buffers[0].fill(0)
 
-    def apply(self, total_weight, learning_rate_factor=None):
+    def apply(self, total_weight, rate_factor=None):
         self.state -= self.buffers[0] * (RATE / np.float32(total_weight))
         note_step()
 
-    def take_step(self, features, labels, weights=None, *, learning_rate_factor=None):
+    def take_step(self, features, labels, weights=None, *, rate_factor=None):
         step = self.compute(features, labels, weights)
-        self.apply(step.weight, learning_rate_factor)
+        self.apply(step.weight, rate_factor)
         return step
 
     def restore_statistics(self):

@@ -144,12 +144,12 @@ class SummedUpdate(ReplicaUpdate):
         # Dynamic loss scaling expects infinite gradients: it skips the update and lowers the scale.
         return self.skips_infinite_gradients or all(finite)
 
-    def apply(self, total_weight: float, learning_rate_factor: float | None = None) -> None:
+    def apply(self, total_weight: float, rate_factor: float | None = None) -> None:
         """Apply the buffers, which hold the sums over all ranks.
 
         Args:
             total_weight: the sum of all ranks' weights. A summed loss is not divided by it.
-            learning_rate_factor: the update uses the optimizer's learning rate times this number. The rate that
+            rate_factor: the update uses the optimizer's learning rate times this number. The rate that
                 callbacks and checkpoints see stays as it is. None: 1.
 
         Raises:
@@ -171,7 +171,7 @@ class SummedUpdate(ReplicaUpdate):
         summed = bool(counts[_SUMMED])
         # Without a weight (all sample weights are 0) all gradients are 0, with those of the regularizers.
         adds_regularizers = summed or not total_weight
-        case = (tuple(bool(count) for count in counts[_COUNTS:]), adds_regularizers, learning_rate_factor is not None)
+        case = (tuple(bool(count) for count in counts[_COUNTS:]), adds_regularizers, rate_factor is not None)
         function = self._apply_by_case.get(case)
         if function is None:
             function = UpdateFunction(partial(self._apply_graph, *case), compiles=self._is_compiled)
@@ -183,7 +183,7 @@ class SummedUpdate(ReplicaUpdate):
                 [as_tensor(view) for view in self._tail_views],
                 tf.constant(divisor, tf.float64),
                 tf.constant(counts[_RECORDS], tf.float64),
-                tf.constant(learning_rate_factor or 1.0, tf.float64),
+                tf.constant(rate_factor or 1.0, tf.float64),
             )
 
     def _refuse_infinite_sums(self) -> None:

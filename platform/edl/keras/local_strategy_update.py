@@ -71,9 +71,9 @@ class SingleRankUpdate(ReplicaUpdate):
                 return str(variable.path)
         return "loss"
 
-    def apply(self, total_weight: float = 1.0, learning_rate_factor: float | None = None) -> None:
+    def apply(self, total_weight: float = 1.0, rate_factor: float | None = None) -> None:
         """Apply the gradients; the weight, by which they were not multiplied, has no effect."""
-        assert learning_rate_factor is None, "the number of ranks does not scale the learning rate of the only one"
+        assert rate_factor is None, "the number of ranks does not scale the learning rate of the only one"
         function = self._apply_by_case.get(self._has_gradient)
         if function is None:
             function = UpdateFunction(partial(self._apply_graph, self._has_gradient), compiles=False)

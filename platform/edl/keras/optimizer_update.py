@@ -117,12 +117,12 @@ class ReplicaUpdate(ABC):
         """The first variable whose gradient, as written, is not finite; or else ``loss``."""
 
     @abstractmethod
-    def apply(self, total_weight: float, learning_rate_factor: float | None = None) -> None:
+    def apply(self, total_weight: float, rate_factor: float | None = None) -> None:
         """Change the variables by what was written.
 
         Args:
             total_weight: the sum of all ranks' weights.
-            learning_rate_factor: the update uses the optimizer's learning rate times this number. The rate that
+            rate_factor: the update uses the optimizer's learning rate times this number. The rate that
                 callbacks and checkpoints see stays as it is. None: 1.
 
         Raises:

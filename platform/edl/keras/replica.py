@@ -213,20 +213,20 @@ class ModelReplica(ReplicaState):
         """Set the buffers to the addend of a rank without records: zero."""
         self._update.clear()
 
-    def apply(self, total_weight: float, learning_rate_factor: float | None = None) -> None:
+    def apply(self, total_weight: float, rate_factor: float | None = None) -> None:
         """Apply the buffers, which hold the sums over all ranks: see :meth:`ReplicaUpdate.apply`."""
         # Before it: an update needs memory for a gradient of its own.
         self._kept = None
-        self._update.apply(total_weight, learning_rate_factor)
+        self._update.apply(total_weight, rate_factor)
         self._old_seed_states = ()
 
     def take_step(
-        self, features: Any, labels: Any, weights: Any = None, *, learning_rate_factor: float | None = None
+        self, features: Any, labels: Any, weights: Any = None, *, rate_factor: float | None = None
     ) -> ReplicaStep:
         """Take a step as the only rank; one that is not finite is not applied."""
         result = self.compute(features, labels, weights)
         if result.is_finite:
-            self.apply(result.weight or 1.0, learning_rate_factor)
+            self.apply(result.weight or 1.0, rate_factor)
         else:
             self.restore_statistics()
         return result

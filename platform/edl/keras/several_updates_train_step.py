@@ -184,20 +184,20 @@ class SeveralUpdatesReplica(SeveralOptimizersState):
         self._keep_state()
         super().set_learning_rate(rate)
 
-    def apply_next(self, total_weight: float, learning_rate_factor: float | None = None) -> None:
+    def apply_next(self, total_weight: float, rate_factor: float | None = None) -> None:
         """Apply the sums of the next update: see :meth:`ReplicaUpdate.apply`."""
         self._keep_state()
-        self.updates[self._next].apply(total_weight, learning_rate_factor)
+        self.updates[self._next].apply(total_weight, rate_factor)
         self._next += 1
         if self._next == len(self.updates):
             self._next, self._kept, self._old_seed_states = 0, (), ()
             self._running.clear()
 
-    def apply(self, total_weight: float, learning_rate_factor: float | None = None) -> None:
+    def apply(self, total_weight: float, rate_factor: float | None = None) -> None:
         """Apply the sums of all updates that have not been applied: the last one, or all on a worker that follows."""
-        self.apply_next(total_weight, learning_rate_factor)
+        self.apply_next(total_weight, rate_factor)
         while self._next:
-            self.apply_next(total_weight, learning_rate_factor)
+            self.apply_next(total_weight, rate_factor)
 
     def _keep_state(self) -> None:
         """Keep what :meth:`restore_statistics` puts back, unless this step has changed it already."""
@@ -215,17 +215,17 @@ class SeveralUpdatesReplica(SeveralOptimizersState):
         self._running.clear()
 
     def take_step(
-        self, features: Any, labels: Any, weights: Any = None, *, learning_rate_factor: float | None = None
+        self, features: Any, labels: Any, weights: Any = None, *, rate_factor: float | None = None
     ) -> ReplicaStep:
         """Take a step as the only rank; one that is not finite is not applied."""
         result = self.compute(features, labels, weights)
         for number in range(1, len(self.updates)):
             if not result.is_finite:
                 break
-            self.apply_next(result.weight or 1.0, learning_rate_factor)
+            self.apply_next(result.weight or 1.0, rate_factor)
             result = self.compute_update(number, 0)
         if result.is_finite:
-            self.apply_next(result.weight or 1.0, learning_rate_factor)
+            self.apply_next(result.weight or 1.0, rate_factor)
         else:
             self.restore_statistics()
         return result

@@ -114,10 +114,10 @@ class WholeStepReplica(SeveralOptimizersState):
             yield from super().named_variables()
 
     def take_step(
-        self, features: Any, labels: Any, weights: Any = None, *, learning_rate_factor: float | None = None
+        self, features: Any, labels: Any, weights: Any = None, *, rate_factor: float | None = None
     ) -> ReplicaStep:
         """Take a step; one that is not finite leaves no trace."""
-        assert learning_rate_factor is None, "the number of ranks does not scale the learning rate of the only one"
+        assert rate_factor is None, "the number of ranks does not scale the learning rate of the only one"
         data = self.pack_data(features, labels, weights)
         with user_code(self.module.zoo, "train_step()"), explain_dense_id_errors(self.model):
             graph = self._trace.find_trace(data)[0].graph

@@ -214,7 +214,7 @@ class ProgramReplica:
         for buffer in self.buffers:
             buffer.fill(0)
 
-    def apply(self, total_weight: float, learning_rate_factor: float | None = None) -> None:
+    def apply(self, total_weight: float, rate_factor: float | None = None) -> None:
         """Let the program apply the sums in the buffers, which become means before."""
         # Without a weight no rank has added anything.
         if self._reduction == "mean" and total_weight > 0:

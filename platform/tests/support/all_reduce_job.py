@@ -159,7 +159,7 @@ class CountingReplica:
     def clear(self) -> None:
         self.buffers[0][:] = 0
 
-    def apply(self, total_weight: float, learning_rate_factor: float | None = None) -> None:
+    def apply(self, total_weight: float, rate_factor: float | None = None) -> None:
         assert self.buffers[0].sum() == total_weight
         self.fail_at("apply")
         self._draws_before = self._newest = None
@@ -167,7 +167,7 @@ class CountingReplica:
         self.rates += self.buffers[0] * self.rate
         self.updates += 1
         self.rate_of_update[self.updates] = self.rate
-        self.factor_of_update[self.updates] = total_weight, learning_rate_factor
+        self.factor_of_update[self.updates] = total_weight, rate_factor
         self.fail_at("applied")
 
     def set_learning_rate(self, rate: float) -> None:
@@ -463,7 +463,7 @@ class AllReduceJob:
         self.find_updates: Callable[[Any], Any] = lambda replica: None
         """Returns what the loop gets as ``several_updates``."""
         self.skip_nan = False
-        self.scale_rate: Callable[[int], float] | None = None
+        self.rate_factor: Callable[[int], float] | None = None
         self.find_node: Callable[[int], str] = lambda index: ""
         """The node of each worker."""
         self.make_facts: Callable[[int], RankFacts] = lambda index: RankFacts(f"worker-{index}")
@@ -733,7 +733,7 @@ class AllReduceJob:
                 self.gradient_compression,
                 self.shard_bytes,
             ),
-            rates=LearningRates(self.scale_rate, self.epoch_rate),
+            rates=LearningRates(self.rate_factor, self.epoch_rate),
             callbacks=rank.callbacks,
             loss_log=LossLog(None),
             on_left=lambda: None,

@@ -70,20 +70,20 @@ class TwoUpdatesReplica(CountingReplica):
     def clear(self) -> None:
         self.buffers[self._next][:] = 0
 
-    def apply_next(self, total_weight: float, learning_rate_factor: float | None = None) -> None:
+    def apply_next(self, total_weight: float, rate_factor: float | None = None) -> None:
         if self._next == 0:
             self._kept = self.pack_state().copy()
-            super().apply(total_weight, learning_rate_factor)
+            super().apply(total_weight, rate_factor)
             self._next = 1
         else:
             self.fail_at("apply second")
             self.sums += self.buffers[1]
             self._next, self._kept = 0, None
 
-    def apply(self, total_weight: float, learning_rate_factor: float | None = None) -> None:
-        self.apply_next(total_weight, learning_rate_factor)
+    def apply(self, total_weight: float, rate_factor: float | None = None) -> None:
+        self.apply_next(total_weight, rate_factor)
         if self._next:
-            self.apply_next(total_weight, learning_rate_factor)
+            self.apply_next(total_weight, rate_factor)
 
     def restore_statistics(self) -> None:
         if self._kept is not None:

@@ -62,7 +62,7 @@ class RegressionReplica(CountingReplica):
         for buffer in self.buffers:
             buffer.fill(0)
 
-    def apply(self, total_weight: float, learning_rate_factor: float | None = None) -> None:
+    def apply(self, total_weight: float, rate_factor: float | None = None) -> None:
         super().apply(total_weight)
         self.weights -= self.buffers[1][:INPUTS] * np.float32(0.02 / total_weight)
         assert abs(self.buffers[1][INPUTS] - total_weight / 3) < 1e-5 * total_weight

@@ -302,7 +302,7 @@ def test_evaluations_under_random_faults(folder, seed):
 def test_the_learning_rate_is_scaled_by_the_ranks_that_gave_a_step_records(folder):
     """A rank that evaluates gives none, one that has no further lease neither; a worker that follows knows it, too."""
     with evaluating_job(folder, workers_min=3) as job:
-        job.scale_rate = lambda ranks: float(ranks)
+        job.rate_factor = lambda ranks: float(ranks)
         for _ in range(3):
             job.start_rank()
         job.wait(lambda: job.state.evaluation is not None)

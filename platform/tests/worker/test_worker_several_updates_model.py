@@ -56,10 +56,10 @@ class GanReplica(SeveralUpdatesReplica):
         self.fail_at("compute second")
         return super().compute_update(number, minibatch)
 
-    def apply_next(self, total_weight: float, learning_rate_factor: float | None = None) -> None:
+    def apply_next(self, total_weight: float, rate_factor: float | None = None) -> None:
         number = self._next
         self.fail_at("apply second" if number else "apply")
-        super().apply_next(total_weight, learning_rate_factor)
+        super().apply_next(total_weight, rate_factor)
         self.fail_at("applied second" if number else "applied")
 
     def state_arrays(self, names: Any = None) -> Any:

@@ -62,13 +62,13 @@ class _TracedModel:
 
     Attributes:
         worker: the worker's name, for messages.
-        scale_rate: see ``make_rate_scaling``.
+        rate_factor: see ``make_rate_scaling``.
     """
 
     worker: str
     replica: AnyReplica
     callbacks: SharedCallbacks
-    scale_rate: Callable[[int], float] | None
+    rate_factor: Callable[[int], float] | None
     checkpoints: CheckpointWriter
     evaluator: ReplicaEvaluator
 
@@ -97,15 +97,15 @@ def _prepare_model(runtime: WorkerRuntime, module: ModelModule) -> _TracedModel:
     spec = runtime.spec
     runtime.check_validation_data()
     first = runtime.first_minibatch()
-    worker, scale_rate = f"worker-{runtime.identity.index}", make_rate_scaling(spec.strategy)
+    worker, rate_factor = f"worker-{runtime.identity.index}", make_rate_scaling(spec.strategy)
     with add_worker_name(worker):
         replica, callbacks = _build_model(runtime, module, first)
-        trace_model(first, replica, scale_rate)
+        trace_model(first, replica, rate_factor)
     checkpoints = _make_checkpoint_writer(runtime, replica)
     evaluator = ReplicaEvaluator(runtime, replica, callbacks, checkpoints.read)
     if may_evaluate_copies(spec) and not callbacks.declared:
         evaluator.check_copies()
-    return _TracedModel(worker, replica, callbacks, scale_rate, checkpoints, evaluator)
+    return _TracedModel(worker, replica, callbacks, rate_factor, checkpoints, evaluator)
 
 
 def _join_world(runtime: WorkerRuntime, model: _TracedModel, tasks: TaskLoop) -> Callable[[], int]:
@@ -137,7 +137,7 @@ def _join_world(runtime: WorkerRuntime, model: _TracedModel, tasks: TaskLoop) ->
         runtime.gate,
         read_rank_facts(model.worker),
         LoopSettings.of_job(spec),
-        rates=LearningRates(model.scale_rate, model.callbacks.epoch_rate),
+        rates=LearningRates(model.rate_factor, model.callbacks.epoch_rate),
         callbacks=model.callbacks.own,
         loss_log=LossLog(spec.log.loss_every_steps),
         on_left=left.set,
@@ -233,7 +233,7 @@ def may_evaluate_copies(spec: JobSpec) -> bool:
 
 
 def trace_model(
-    first: tuple[LeasedTask, Any] | None, replica: AnyReplica, scale_rate: Callable[[int], float] | None = None
+    first: tuple[LeasedTask, Any] | None, replica: AnyReplica, rate_factor: Callable[[int], float] | None = None
 ) -> None:
     """Trace forward pass, backward pass and update now: later, all other workers would wait for it.
 
@@ -252,7 +252,7 @@ def trace_model(
             minibatch.labels,
             minibatch.weights,
             # An update with a factor of the learning rate is another trace.
-            learning_rate_factor=scale_rate(1) if scale_rate is not None else None,
+            rate_factor=rate_factor(1) if rate_factor is not None else None,
         )
     replica.restore_statistics()
     replica.unpack_state(state)

@@ -79,7 +79,7 @@ class ReplicaLike(Protocol):
     def keeps_addend(self) -> bool: ...
     def write_again(self) -> None: ...
     def clear(self) -> None: ...
-    def apply(self, total_weight: float, learning_rate_factor: float | None = None) -> None: ...
+    def apply(self, total_weight: float, rate_factor: float | None = None) -> None: ...
     def set_learning_rate(self, rate: float) -> None: ...
     def restore_statistics(self) -> None: ...
     def state_sizes(self) -> Mapping[str, int]: ...
@@ -182,12 +182,12 @@ class LearningRates:
     """What changes the learning rate beside the optimizer and the user's callbacks.
 
     Attributes:
-        scale: returns the factor of the learning rate for the number of ranks that give a step records; None: it does
+        factor: returns the factor of the learning rate for the number of ranks that give a step records; None: it does
             not change.
         of_epoch: returns the learning rate of an epoch, which ``LearningRateScheduler`` sets; None: none does.
     """
 
-    scale: Callable[[int], float] | None = None
+    factor: Callable[[int], float] | None = None
     of_epoch: Callable[[int], float] | None = None
 
 
@@ -246,7 +246,7 @@ class StepLoop:
             )
             self._sums = GradientSums(several_updates.updates[-1], settings.gradient_compression)
         self._max_steps, self._skip_nan = settings.max_steps, settings.skip_nan
-        self._scale_rate, self._epoch_rate = rates.scale, rates.of_epoch
+        self._rate_factor, self._epoch_rate = rates.factor, rates.of_epoch
         self._callbacks = callbacks
         self._loss_log = loss_log
         self._stopped_after: int | None = None
@@ -815,7 +815,7 @@ class StepLoop:
         # Also on a rank without records, and on a worker that follows.
         self._callbacks.begin_step(self._world.step, outcome.epoch)
         self._set_learning_rate(outcome)
-        return self._scale_rate(outcome.gradient_count) if self._scale_rate is not None else None
+        return self._rate_factor(outcome.gradient_count) if self._rate_factor is not None else None
 
     def _set_learning_rate(self, outcome: StepOutcome) -> None:
         """Set the rate of this step, which is the same on all ranks; the variable is part of the state."""
