@@ -27,7 +27,7 @@ from script import main, print_progress
 
 from edl.api.job_spec import DataSpec, SchemaSpec
 from edl.core.ledger import Ledger
-from edl.core.shuffle import RecordSource, ShardPlan
+from edl.core.record_ranges import RecordSource, ShardPlan
 from edl.data.job_data import open_job_data
 from edl.data.reader_factory import open_reader
 from edl.data.recordio.writer import Writer

@@ -28,7 +28,8 @@ from script import main, print_progress
 
 from edl.api.job_spec import ModelSpec
 from edl.core.ledger import Ledger, shuffled_ledger
-from edl.core.shuffle import RecordSource, ShardPlan, choose_window
+from edl.core.record_ranges import RecordSource, ShardPlan
+from edl.core.shuffle import choose_window
 from edl.data.reader_factory import open_reader, read_reader_blocks, shuffled_order
 from edl.keras.tensorflow_import import import_tensorflow
 from edl.worker.worker_process import set_thread_counts

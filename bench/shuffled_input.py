@@ -25,7 +25,8 @@ from script import main, print_progress
 
 from edl.api.job_spec import ModelSpec
 from edl.core.ledger import Ledger, shuffled_ledger
-from edl.core.shuffle import RecordRange, RecordSource, ShardPlan, choose_window
+from edl.core.record_ranges import RecordRange, RecordSource, ShardPlan
+from edl.core.shuffle import choose_window
 from edl.data.reader import Reader
 from edl.data.reader_factory import open_reader, read_reader_blocks, shuffled_order
 from edl.data.recordio.writer import Writer

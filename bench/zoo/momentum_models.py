@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from edl.core.shuffle import RecordSource
+from edl.core.record_ranges import RecordSource
 from edl.data.reader import Metadata, Reader
 
 RATE, MOMENTUM = 0.01, 0.9

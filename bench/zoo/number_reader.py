@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edl.core.shuffle import RecordSource
+from edl.core.record_ranges import RecordSource
 from edl.data.reader import Metadata, Reader
 
 

@@ -21,7 +21,8 @@ from edl.core.grants import check_corrupt_limit, record_heartbeat
 from edl.core.job_pods import JobPod
 from edl.core.journal_application import end_job, record_entry
 from edl.core.rank_state import RankPhase
-from edl.core.shuffle import SHUFFLED_SOURCE_NAME, RecordRange
+from edl.core.record_ranges import RecordRange
+from edl.core.shuffle import SHUFFLED_SOURCE_NAME
 from edl.core.state import JobState
 from edl.core.state_agreement import DIGEST_STEPS
 from edl.core.world_rounds import (

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from edl.core.ledger import Lease
-from edl.core.shuffle import RecordRange
+from edl.core.record_ranges import RecordRange
 
 MIN_CRASHES = 3
 """Crashes after which a minibatch is guilty. Fewer may be kills from outside, which hit different minibatches."""

@@ -19,7 +19,8 @@ from edl.core.callback_decisions import DeclaredCallback
 from edl.core.cuts import SavedCheckpoint, WrittenShard
 from edl.core.evaluation_copies import NO_COPY, CopyReport
 from edl.core.rank_state import RankPhase
-from edl.core.shuffle import BlockLayout, RecordRange
+from edl.core.record_ranges import RecordRange
+from edl.core.shuffle import BlockLayout
 from edl.core.world_rounds import MemberReport, RoundPhase
 
 # ------------------------------------------------------------------------------------------------ events

@@ -49,14 +49,8 @@ from edl.core.ledger import (
     Ledger,
 )
 from edl.core.pod_lifecycle import STEPS_PER_CRASH
-from edl.core.shuffle import (
-    SHUFFLED_SOURCE_NAME,
-    BlockLayout,
-    RecordRange,
-    ShuffleOrder,
-    choose_window,
-    training_size_error,
-)
+from edl.core.record_ranges import RecordRange
+from edl.core.shuffle import SHUFFLED_SOURCE_NAME, BlockLayout, ShuffleOrder, choose_window, training_size_error
 from edl.core.state import JobState
 from edl.core.task_results import find_result_error
 

@@ -70,7 +70,8 @@ from edl.core.ledger import (
 )
 from edl.core.model_files import ModelFiles
 from edl.core.pod_lifecycle import MemoryRaise
-from edl.core.shuffle import RecordRange, RecordSource, ShardPlan, ShuffleOrder
+from edl.core.record_ranges import RecordRange, RecordSource, ShardPlan
+from edl.core.shuffle import ShuffleOrder
 from edl.core.state import JobSettings, JobState
 from edl.core.task_results import parse_export
 

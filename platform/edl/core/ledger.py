@@ -21,7 +21,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edl.core.shuffle import SHUFFLED_SOURCE, RecordRange, RecordSource, ShardPlan, ShuffleOrder
+from edl.core.record_ranges import RecordRange, RecordSource, ShardPlan
+from edl.core.shuffle import SHUFFLED_SOURCE, ShuffleOrder
 
 LEASE_COUNTER_BITS = 32
 """A lease number is ``(incarnation << 32) + counter``, so numbers of different masters never collide.

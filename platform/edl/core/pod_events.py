@@ -13,8 +13,8 @@ from edl.core.journal_application import end_job, record_entry
 from edl.core.lease_timeouts import LeaseHolder
 from edl.core.ledger import EVALUATION, PREDICTION, TRAINING, Lease
 from edl.core.pod_lifecycle import MAX_CRASHES, TERMINAL_STATES, EndBlame, PodState, assign_blame
+from edl.core.record_ranges import describe_ranges
 from edl.core.revocation import request_revocation, revoke_leases
-from edl.core.shuffle import describe_ranges
 from edl.core.state import JobState
 
 _GONE_REASON = "missing when the master restarted"

@@ -21,7 +21,8 @@ from edl.core.events import LeasesRevoked, RevokeLeases, Tick
 from edl.core.journal_application import end_job, record_entry
 from edl.core.lease_timeouts import LeaseHolder
 from edl.core.ledger import TRAINING, Lease, LeaseRevocation
-from edl.core.shuffle import SHUFFLED_SOURCE_NAME, RecordRange, describe_ranges
+from edl.core.record_ranges import RecordRange, describe_ranges
+from edl.core.shuffle import SHUFFLED_SOURCE_NAME
 from edl.core.state import JobState
 
 

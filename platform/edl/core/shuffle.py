@@ -7,7 +7,7 @@ as a pure function of the seed, the epoch, the window and the description of the
 covers the positions ``[start, end)``. Every worker finds the same records for it, and a reader of the
 journal can name them.
 
-``permute_index`` makes both permutations: of the blocks in an epoch, and of the positions in a window.
+``permutation.permute_index`` makes both permutations: of the blocks in an epoch, and of the positions in a window.
 docs/design/0002-record-accounting.md specifies the order.
 """
 
@@ -24,119 +24,8 @@ from typing import Any, TypeAlias
 from edl.api.errors import BadInputError
 from edl.core.interleaving import Interleaving
 from edl.core.partition import splitmix64
-from edl.core.short_list import format_short_list
-
-# --------------------------------------------------------------------------------------------------
-# The plan of an epoch: a data set divided into shards, in an order that is a function of seed and
-# epoch. The order is never stored, so a plan of millions of shards takes no time and no memory: the
-# i-th shard of an epoch is computed on demand by a keyed permutation (a Feistel network with cycle
-# walking: Black and Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA 2002).
-
-
-@dataclass(frozen=True, slots=True)
-class RecordSource:
-    """A named sequence of records: a file, a table."""
-
-    name: str
-    records: int
-
-
-@dataclass(frozen=True, slots=True)
-class RecordRange:
-    """Records ``[start, end)`` of a source in one epoch, or positions of the epoch's order (``SHUFFLED_SOURCE``)."""
-
-    epoch: int
-    source: str
-    start: int
-    end: int
-
-    @property
-    def records(self) -> int:
-        """How many records it covers."""
-        return self.end - self.start
-
-    def split(self, at: int) -> tuple[RecordRange, RecordRange]:
-        """Split at record ``at``; either part may be empty."""
-        return RecordRange(self.epoch, self.source, self.start, at), RecordRange(self.epoch, self.source, at, self.end)
-
-
-def permute_index(index: int, count: int, key: int) -> int:
-    """Map ``index`` by a keyed permutation of ``range(count)``.
-
-    Raises:
-        ValueError: unless ``0 <= index < count``.
-    """
-    if not 0 <= index < count:
-        raise ValueError(f"index {index} is not in a plan of {count}")
-    # Cycle walking: the network permutes a larger range, so repeat until the result is in range. At
-    # most four passes are needed on average, because that range is at most four times as large.
-    while True:
-        index = feistel_permute(index, count, key)
-        if index < count:
-            return int(index)
-
-
-def feistel_permute(index: Any, count: int, key: int) -> Any:
-    """One pass of the Feistel network over the smallest power of four that is at least ``count``.
-
-    ``permute_index`` repeats it until the result is in range. It uses integer operators only, so that
-    ``index`` may also be a NumPy uint64 array.
-    """
-    half = max(1, (max(count - 1, 1).bit_length() + 1) // 2)
-    mask = (1 << half) - 1
-    left, right = index >> half, index & mask
-    for turn in range(4):
-        left, right = right, left ^ (splitmix64(right ^ splitmix64((key << 3) + turn)) & mask)
-    return (left << half) | right
-
-
-@dataclass(frozen=True, slots=True)
-class ShardPlan:
-    """A data set divided into shards of ``size`` records; a source's last shard may be shorter.
-
-    Attributes:
-        size: records per shard.
-        seed: determines the order of the shards in every epoch; None keeps the order of the sources.
-    """
-
-    sources: tuple[RecordSource, ...]
-    size: int
-    seed: int | None = None
-    _ends: tuple[int, ...] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ValueError(f"a shard holds at least one record, got size {self.size}")
-        ends = accumulate(-(-source.records // self.size) for source in self.sources)
-        object.__setattr__(self, "_ends", tuple(ends))
-
-    @property
-    def shard_count(self) -> int:
-        """Shards per epoch."""
-        return self._ends[-1] if self._ends else 0
-
-    @property
-    def records(self) -> int:
-        """Records per epoch."""
-        return sum(source.records for source in self.sources)
-
-    def count_steps(self, minibatch: int) -> int:
-        """Steps per epoch: the minibatches of all shards."""
-        steps = 0
-        for source in self.sources:
-            full, rest = divmod(source.records, self.size)
-            steps += full * -(-self.size // minibatch) + -(-rest // minibatch)
-        return steps
-
-    def shard(self, epoch: int, index: int) -> RecordRange:
-        """The ``index``-th shard of an epoch."""
-        if self.seed is not None:
-            index = permute_index(index, self.shard_count, splitmix64(splitmix64(self.seed & 0xFFFFFFFF) + epoch))
-        source_index = bisect_right(self._ends, index)
-        source = self.sources[source_index]
-        start = (index - (self._ends[source_index - 1] if source_index else 0)) * self.size
-        return RecordRange(epoch, source.name, start, min(start + self.size, source.records))
-
+from edl.core.permutation import permute_index
+from edl.core.record_ranges import RecordBlock, RecordSource
 
 MAX_TRAINED_RECORDS = (1 << 63) - 1
 """Records of all epochs together: messages, checkpoints and Keras count them in 64 bits."""
@@ -297,15 +186,6 @@ class RecordPosition:
 
     source: str
     record: int
-
-
-@dataclass(frozen=True, slots=True)
-class RecordBlock:
-    """Records ``[start, end)`` of a source."""
-
-    source: str
-    start: int
-    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -518,18 +398,3 @@ class EpochOrder:
 _MASK = (1 << 64) - 1
 # A window of 1 must differ from the order of ranges without a window.
 _SALT = 0x5348554646_4C45
-
-
-def describe_ranges(ranges: Mapping[str, Sequence[Sequence[int]]], max_ranges: int = 64) -> str:
-    """Records for users, such as ``records 3, 17 to 19 of a.csv, record 4 of b.csv``; at most ``max_ranges`` ranges."""
-    parts: list[str] = []
-    left = max_ranges
-    for source, source_ranges in ranges.items():
-        shown = source_ranges[: max(0, left)]
-        left -= len(shown)
-        if shown:
-            texts = [str(first) if after == first + 1 else f"{first} to {after - 1}" for first, after in shown]
-            alone = len(shown) == 1 and shown[0][1] == shown[0][0] + 1
-            parts.append(f"record{'' if alone else 's'} {', '.join(texts)} of {source}")
-    more = sum(map(len, ranges.values())) - max_ranges
-    return format_short_list(parts, len(parts), hidden=more)

@@ -25,7 +25,8 @@ from edl.core.job_pods import JobPods
 from edl.core.lease_timeouts import LeaseHolder, LeaseTimeouts
 from edl.core.ledger import EVALUATION, LEASE_COUNTER_BITS, PREDICTION, TRAINING, Lease, LeaseRevocation, Ledger
 from edl.core.model_files import ModelFiles
-from edl.core.shuffle import RecordRange, RecordSource, ShuffleOrder
+from edl.core.record_ranges import RecordRange, RecordSource
+from edl.core.shuffle import ShuffleOrder
 from edl.core.world_rounds import WorldRounds
 
 LEASE_RETURN_SECONDS = 5.0

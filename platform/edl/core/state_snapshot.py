@@ -14,7 +14,7 @@ from edl.core.journal_application import apply_entry
 from edl.core.ledger import EVALUATION, PREDICTION, TRAINING, LeaseRevocation, single_task_ledger
 from edl.core.model_files import ModelFiles
 from edl.core.pod_lifecycle import MemoryRaise
-from edl.core.shuffle import RecordSource
+from edl.core.record_ranges import RecordSource
 from edl.core.state import JobState
 from edl.core.world_rounds import WorldRounds
 

@@ -9,7 +9,7 @@ from edl.api.journal_entries import StepsApplied, WorldAnnounced, WorldStarted
 from edl.api.round_id import RoundId
 from edl.core.cuts import SavedCheckpoint
 from edl.core.ledger import Lease, Ledger
-from edl.core.shuffle import RecordRange
+from edl.core.record_ranges import RecordRange
 from edl.core.world_rounds import RoundAnnounced, RoundStarted, StepsCommitted, WorldRounds
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from edl.core.ledger import MODEL_FILE, Ledger, single_task_ledger
-from edl.core.shuffle import RecordRange
+from edl.core.record_ranges import RecordRange
 from edl.core.state import JobState
 from edl.core.world_rounds import RoundPhase, WorldRounds
 

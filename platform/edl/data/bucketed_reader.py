@@ -15,7 +15,9 @@ import numpy.typing as npt
 
 from edl.api.errors import BadInputError
 from edl.core.partition import splitmix64
-from edl.core.shuffle import ShuffleOrder, describe_ranges, permute_index
+from edl.core.permutation import permute_index
+from edl.core.record_ranges import describe_ranges
+from edl.core.shuffle import ShuffleOrder
 from edl.data.reader import CorruptRange, Metadata, OnCorrupt, Record
 from edl.data.record_columns import ColumnRecords, RaggedColumn, join_records, take_records
 

@@ -14,7 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edl.api.errors import BadInputError
-from edl.core.shuffle import EpochOrder, RecordBlock, ShuffleOrder, describe_ranges, feistel_permute
+from edl.core.permutation import feistel_permute
+from edl.core.record_ranges import RecordBlock, describe_ranges
+from edl.core.shuffle import EpochOrder, ShuffleOrder
 from edl.data.bucketed_reader import BucketedReader
 from edl.data.reader import CorruptRange, OnCorrupt, PackedRecords, Reader, Record
 from edl.data.record_columns import ColumnRecords, join_records, take_records
@@ -46,7 +48,7 @@ def fastest_gather() -> Callable[[list[bytes], Numbers, Numbers, Numbers], list[
 
 
 # --------------------------------------------------------------------------------------------------
-# The keyed permutation of ``edl.core.shuffle``, for many positions at once.
+# The keyed permutation of ``edl.core.permutation``, for many positions at once.
 #
 # The native code (``make native``) takes a tenth of NumPy's time, because NumPy passes over all
 # numbers once for each operation.

@@ -10,7 +10,7 @@ import pytest
 
 from edl.core.crash_suspects import CrashSuspects
 from edl.core.ledger import Lease
-from edl.core.shuffle import RecordRange
+from edl.core.record_ranges import RecordRange
 
 MINIBATCH, LEASE, RECORDS = 4, 16, 400
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.core.interleaving import Interleaving
-from edl.core.shuffle import BlockLayout, RecordSource, ShuffleOrder
+from edl.core.record_ranges import RecordSource
+from edl.core.shuffle import BlockLayout, ShuffleOrder
 
 groups = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 7)), min_size=1, max_size=4)
 

@@ -17,7 +17,7 @@ from edl.core.grants import MAX_TRAINING_LEASES
 from edl.core.ledger import MODEL_FILE, Ledger
 from edl.core.model_files import ModelFile
 from edl.core.rank_state import RankPhase
-from edl.core.shuffle import RecordRange, RecordSource, ShardPlan
+from edl.core.record_ranges import RecordRange, RecordSource, ShardPlan
 from edl.core.world_rounds import Share, StepShares
 
 SLOTS = MAX_TRAINING_LEASES + 1

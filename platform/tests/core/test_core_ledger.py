@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from support.examples import examples
 
 from edl.core.ledger import Lease, Ledger
-from edl.core.shuffle import RecordRange, RecordSource, ShardPlan
+from edl.core.record_ranges import RecordRange, RecordSource, ShardPlan
 
 Record = tuple[int, str, int]
 

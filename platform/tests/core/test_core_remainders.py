@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.core.ledger import Ledger
-from edl.core.shuffle import RecordSource, ShardPlan
+from edl.core.record_ranges import RecordSource, ShardPlan
 
 
 @given(

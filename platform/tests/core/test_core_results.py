@@ -24,7 +24,8 @@ from edl.core.events import (
     WorkerFailed,
 )
 from edl.core.ledger import Lease, single_task_ledger
-from edl.core.shuffle import RecordRange, training_size_error
+from edl.core.record_ranges import RecordRange
+from edl.core.shuffle import training_size_error
 from edl.core.strict_json import decode_json
 from edl.core.task_results import find_result_error
 

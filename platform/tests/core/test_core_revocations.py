@@ -23,8 +23,8 @@ from edl.core.events import (
 )
 from edl.core.job import JobStateMachine
 from edl.core.ledger import Lease, LeaseRevocation
+from edl.core.record_ranges import RecordRange
 from edl.core.revocation import settle_leases
-from edl.core.shuffle import RecordRange
 
 LEASE = (1 << 32) + 1
 OTHER = LEASE + 1

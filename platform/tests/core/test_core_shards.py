@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.core.partition import SLOT_COUNT, initial_placement, owner_of_name, slot_of_name, slot_of_row, splitmix64
-from edl.core.shuffle import RecordRange, RecordSource, ShardPlan, permute_index
+from edl.core.permutation import permute_index
+from edl.core.record_ranges import RecordRange, RecordSource, ShardPlan
 
 sources = st.lists(st.integers(0, 60), min_size=1, max_size=5).map(
     lambda counts: tuple(RecordSource(f"part-{i}", n) for i, n in enumerate(counts))

@@ -11,16 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.api.errors import BadInputError
-from edl.core.shuffle import (
-    MAX_BLOCKS,
-    MAX_WINDOW_RECORDS,
-    BlockLayout,
-    RecordPosition,
-    RecordSource,
-    ShuffleOrder,
-    choose_window,
-    describe_ranges,
-)
+from edl.core.record_ranges import RecordSource, describe_ranges
+from edl.core.shuffle import MAX_BLOCKS, MAX_WINDOW_RECORDS, BlockLayout, RecordPosition, ShuffleOrder, choose_window
 
 sizes = st.lists(st.lists(st.integers(1, 30), max_size=8), min_size=1, max_size=4)
 

@@ -14,7 +14,8 @@ from support.examples import examples
 from edl.api.run_events import RangeQuarantined, RollbackDone
 from edl.core.events import StopRequested
 from edl.core.job import JobStateMachine
-from edl.core.shuffle import BlockLayout, describe_ranges
+from edl.core.record_ranges import describe_ranges
+from edl.core.shuffle import BlockLayout
 from edl.core.state import JobSettings
 from edl.simulation.promises import BrokenPromiseError
 from edl.simulation.training_world import TICK, SimulatedNetwork, TrainingWorld

@@ -15,7 +15,7 @@ from typing import Any
 from edl.api.round_id import RoundId
 from edl.core.ledger import Ledger
 from edl.core.rank_state import RankPhase, RankState
-from edl.core.shuffle import RecordSource, ShardPlan
+from edl.core.record_ranges import RecordSource, ShardPlan
 from edl.core.world_rounds import (
     ChangeAtBoundary,
     CloseRound,

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.api.errors import BadInputError
-from edl.core.shuffle import BlockLayout, ShuffleOrder, permute_index
+from edl.core.permutation import permute_index
+from edl.core.shuffle import BlockLayout, ShuffleOrder
 from edl.data import shuffled_reader
 from edl.data.csv_reader import CsvReader
 from edl.data.reader import (

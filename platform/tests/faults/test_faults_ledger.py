@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.journal_bytes import MalformedJournalError, read_entries
 
 from edl.core.ledger import Ledger
-from edl.core.shuffle import RecordSource, ShardPlan
+from edl.core.record_ranges import RecordSource, ShardPlan
 from edl.simulation.ledger_recount import LedgerError, LedgerRecount, find_ledger_problems
 from edl.storage.journal import Journal
 

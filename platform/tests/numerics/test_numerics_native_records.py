@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.core.shuffle import permute_index
+from edl.core.permutation import permute_index
 from edl.data.shuffled_reader import fastest_gather, gather_in_python
 
 if importlib.util.find_spec("edl.data._records") is not None:

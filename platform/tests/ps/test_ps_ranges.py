@@ -12,8 +12,8 @@ from ps.conftest import PsHarness
 from edl.api.variables import VariableSpec
 from edl.core.ledger import Lease, LeaseRevocation
 from edl.core.partition import initial_placement
+from edl.core.record_ranges import RecordRange
 from edl.core.revocation import settle_leases
-from edl.core.shuffle import RecordRange
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.ps.bulk_handler import BulkRequestHandler

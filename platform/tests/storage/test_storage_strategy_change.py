@@ -16,7 +16,7 @@ from edl.api.journal_entries import CallbacksDeclared, CutAnnounced, DatasetEnte
 from edl.core.callback_decisions import CallbackState, EvaluationResult, ReduceLROnPlateau, callbacks_to_json
 from edl.core.cuts import WORLD_STEP_KEY
 from edl.core.job import JobStateMachine
-from edl.core.shuffle import RecordRange
+from edl.core.record_ranges import RecordRange
 from edl.core.state import JobSettings
 from edl.jobfile.loader import dump_job_spec, load_job_text
 from edl.numerics.keras_state import KERAS_STATE_KEY, KerasState

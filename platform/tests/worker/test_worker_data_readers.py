@@ -15,7 +15,7 @@ from support.text_keys import missing_keys
 import edl.data
 from edl.api.errors import BadInputError
 from edl.api.job_spec import DataSpec
-from edl.core.shuffle import RecordSource
+from edl.core.record_ranges import RecordSource
 from edl.data.reader import BlockSizes, Source
 from edl.data.record_columns import ColumnRecords
 from edl.keras.user_code import UserCodeError

@@ -32,7 +32,8 @@ from edl.api.run_events import (
 from edl.core.cuts import STOPPED, WORLD_STEP_KEY
 from edl.core.evaluation import merge_metric_states
 from edl.core.ledger import Ledger, shuffled_ledger
-from edl.core.shuffle import RecordSource, ShardPlan, ShuffleOrder, training_size_error
+from edl.core.record_ranges import RecordSource, ShardPlan
+from edl.core.shuffle import ShuffleOrder, training_size_error
 from edl.data.file_digests import FileCheck, digest_sources
 from edl.data.reader import Reader
 from edl.data.reader_factory import choose_reader_window, shuffled_order
