@@ -30,7 +30,7 @@ from edl.api.job_spec import ModelSpec
 from edl.core.ledger import Ledger, shuffled_ledger
 from edl.core.record_ranges import RecordSource, ShardPlan
 from edl.core.shuffle import choose_window
-from edl.data.reader_factory import open_reader, read_reader_blocks, shuffled_order
+from edl.data.reader_factory import describe_order, open_reader, read_reader_blocks
 from edl.keras.tensorflow_import import import_tensorflow
 from edl.worker.worker_process import set_thread_counts
 
@@ -110,7 +110,7 @@ def train_epoch(paths: list[str], options: Mapping[str, object], model: Any, giv
     sources = tuple(RecordSource(source.name, source.records) for source in reader.sources())
     plan = ShardPlan(sources, given.task, 0)
     window = choose_window(None, plan.records, given.task, read_reader_blocks(reader))
-    order = shuffled_order(reader, window, 0)
+    order = describe_order(reader, window, 0)
     ledger: Ledger = shuffled_ledger(order, 1, given.batch, given.task)
     feeder = FeedFunction(feed, "training", reader.metadata)
     stream = RecordStream(

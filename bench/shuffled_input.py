@@ -28,7 +28,7 @@ from edl.core.ledger import Ledger, shuffled_ledger
 from edl.core.record_ranges import RecordRange, RecordSource, ShardPlan
 from edl.core.shuffle import choose_window
 from edl.data.reader import Reader
-from edl.data.reader_factory import open_reader, read_reader_blocks, shuffled_order
+from edl.data.reader_factory import describe_order, open_reader, read_reader_blocks
 from edl.data.recordio.writer import Writer
 from edl.keras.tensorflow_import import import_tensorflow
 from edl.worker.worker_process import set_thread_counts
@@ -103,7 +103,7 @@ class InputCase:
 
         # A reader keeps the chunk that it read last, so each order has a reader of its own.
         reader = open_reader((str(self._folder),))
-        order = shuffled_order(reader, window, 0) if window else None
+        order = describe_order(reader, window, 0) if window else None
         ledger = Ledger(self._plan, 1, self._batch)
         if order is not None:
             ledger = shuffled_ledger(order, 1, self._batch, self._portion)

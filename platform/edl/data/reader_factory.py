@@ -337,7 +337,7 @@ def choose_reader_window(reader: Reader, requested_window: int | None, records: 
     )
 
 
-def shuffled_order(reader: Reader, window: int, seed: int, portion: int = 0) -> ShuffleOrder:
+def describe_order(reader: Reader, window: int, seed: int, portion: int = 0) -> ShuffleOrder:
     """The shuffled order of a reader's records.
 
     Raises:

@@ -23,7 +23,7 @@ from edl.core.backoff import ExponentialBackoff
 from edl.core.shuffle import SHUFFLED_SOURCE_NAME
 from edl.data.file_digests import FileCheck
 from edl.data.reader import CorruptRange, CorruptRecordError, Reader, Record
-from edl.data.reader_factory import shuffled_order
+from edl.data.reader_factory import describe_order
 from edl.retry.attempts import Retry, draw_jitter
 from edl.worker.lease_client import LeasedTask
 
@@ -425,7 +425,7 @@ class RecordStream:
             reader = self._get_reader()
             self._shuffled_reader = read_by_position(
                 reader,
-                shuffled_order(reader, task.shuffle_window, self._seed, self._portion_records),
+                describe_order(reader, task.shuffle_window, self._seed, self._portion_records),
                 bucket_by=self._batches.bucket_by,
                 minibatch=task.minibatch_size,
             )

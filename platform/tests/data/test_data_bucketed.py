@@ -16,7 +16,7 @@ from edl.core.partition import splitmix64
 from edl.data.bucketed_reader import bucket_order, record_lengths
 from edl.data.csv_reader import CsvReader
 from edl.data.reader import CorruptRange, Metadata
-from edl.data.reader_factory import shuffled_order
+from edl.data.reader_factory import describe_order
 from edl.data.record_columns import ColumnRecords, RaggedColumn
 from edl.data.shuffled_reader import PositionReader, read_by_position
 
@@ -32,7 +32,7 @@ def write_texts(folder: Path) -> Path:
 
 def reader_of(path: Path, seed: int = 0) -> PositionReader:
     reader = CsvReader.from_options([path], {})
-    order = shuffled_order(reader, 200, seed, PORTION)
+    order = describe_order(reader, 200, seed, PORTION)
     return read_by_position(reader, order, bucket_by="text", minibatch=MINIBATCH)
 
 

@@ -29,7 +29,7 @@ from edl.api.errors import BadInputError
 from edl.data.data_files import decode_index, encode_index
 from edl.data.parquet_reader import ParquetReader
 from edl.data.reader import CorruptRange
-from edl.data.reader_factory import open_reader, shuffled_order
+from edl.data.reader_factory import describe_order, open_reader
 from edl.data.recordio.writer import Writer
 from edl.data.shuffled_reader import ShuffledReader
 from edl.data.tfrecord_format import frame_record
@@ -161,7 +161,7 @@ def test_lists_of_lists_are_read_in_any_order(tmp_path: Path) -> None:
     assert (nested_values(found), [each.start for each in corrupt]) == (usable, [3, 4])
     reader = open_reader(tmp_path / "a.parquet")
     assert reader.metadata.column_dtypes == {"deep": "int64"}
-    shuffled, corrupt = ShuffledReader(reader, shuffled_order(reader, 8, seed=1)), []
+    shuffled, corrupt = ShuffledReader(reader, describe_order(reader, 8, seed=1)), []
     rows = [row for start in (0, 4) for row in shuffled.read(0, start, start + 4, corrupt.append)]
     assert (sorted(nested_values(rows)), len(corrupt)) == (sorted(usable), 2)
 
@@ -192,7 +192,7 @@ def test_shuffled_rows_beside_damaged_ones_come_once(tmp_path: Path) -> None:
     values = [None if number % 7 == 3 else number for number in range(60)]
     pq.write_table(pa.table({"x": values}), tmp_path / "a.parquet", row_group_size=8)
     reader = open_reader(tmp_path / "a.parquet")
-    shuffled, corrupt = ShuffledReader(reader, shuffled_order(reader, 20, seed=1)), []
+    shuffled, corrupt = ShuffledReader(reader, describe_order(reader, 20, seed=1)), []
     found = [
         row["x"] for start in range(0, 60, 9) for row in shuffled.read(0, start, min(60, start + 9), corrupt.append)
     ]

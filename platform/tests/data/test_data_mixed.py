@@ -20,7 +20,7 @@ from edl.data import serialize_example
 from edl.data.job_data import open_job_data
 from edl.data.parquet_reader import ParquetReader
 from edl.data.reader import CorruptRange, Reader, Source
-from edl.data.reader_factory import read_reader_blocks, shuffled_order
+from edl.data.reader_factory import describe_order, read_reader_blocks
 from edl.data.recordio.writer import Writer
 from edl.data.shuffled_reader import WeightedReader, read_by_position
 from edl.data.split_reader import SplitReader, is_validation
@@ -32,7 +32,7 @@ def write_csv(path: Path, rows: range, header: str = "number,user") -> str:
 
 
 def numbers_of(reader: Reader, *, size: int, window: int = 64, epoch: int = 0) -> list[int]:
-    order = shuffled_order(reader, window, seed=3)
+    order = describe_order(reader, window, seed=3)
     records = read_by_position(reader, order)
     found: list[int] = []
     for start in range(0, order.records, size):
@@ -57,7 +57,7 @@ def test_what_a_minibatch_has_depends_on_the_lease_only(two: tuple[str, str]) ->
     whole = numbers_of(open_job_data(data, "training"), size=1000)
     assert numbers_of(open_job_data(data, "training"), size=13) == whole
     other = open_job_data(data, "training")
-    alone = read_by_position(other, shuffled_order(other, 64, seed=3))
+    alone = read_by_position(other, describe_order(other, 64, seed=3))
     assert isinstance(alone, WeightedReader)
     assert [int(row[0]) for row in alone.read(0, 700, 713)] == whole[700:713]
     assert numbers_of(other, size=50, epoch=1) != whole
@@ -80,7 +80,7 @@ def test_records_of_bytes_are_mixed_in_packed_form(tmp_path: Path) -> None:
                 writer.write(b"%d" % number)
     paths = tuple(str(tmp_path / f"{name}.recordio") for name in "ab")
     reader = open_job_data(DataSpec(training=paths, weights=(1, 1)), "training")
-    records = read_by_position(reader, shuffled_order(reader, 50, seed=0))
+    records = read_by_position(reader, describe_order(reader, 50, seed=0))
     assert sorted(int(record) for record in records.read(0, 0, 200)) == list(range(200))
 
 
@@ -94,7 +94,7 @@ def test_row_groups_of_several_sources_are_decoded_ahead_and_none_in_vain(
         pq.write_table(table, tmp_path / f"{name}.parquet", row_group_size=50)
         paths.append(str(tmp_path / f"{name}.parquet"))
     reader = open_job_data(DataSpec(training=tuple(paths), **change), "training")
-    order = shuffled_order(reader, 100, seed=3)  # also makes the pass of a split
+    order = describe_order(reader, 100, seed=3)  # also makes the pass of a split
     decoded: list[tuple[str, int]] = []
     expected: set[tuple[str, int]] = set()
     decode_group, fetch_ahead = ParquetReader._decode_group, ParquetReader.fetch_ahead

@@ -27,7 +27,7 @@ from edl.data.reader import (
     PackedRecords,
     Source,
 )
-from edl.data.reader_factory import open_reader, read_reader_blocks, shuffled_order
+from edl.data.reader_factory import describe_order, open_reader, read_reader_blocks
 from edl.data.recordio.reader import RecordIOReader
 from edl.data.recordio.writer import Writer
 from edl.data.shuffled_reader import ShuffledReader, fastest_permuted_range, permuted_in_python
@@ -72,7 +72,7 @@ class PackedReader(BlockReader):
 
 
 def shuffled(reader: BlockReader, window: int, seed: int = 0) -> ShuffledReader:
-    return ShuffledReader(reader, shuffled_order(reader, window, seed))
+    return ShuffledReader(reader, describe_order(reader, window, seed))
 
 
 @given(st.integers(1, 3000), st.data(), st.integers(0, 2**64 - 1))
@@ -159,7 +159,7 @@ def test_the_blocks_of_recordio_are_its_chunks(tmp_path: Path) -> None:
     assert blocks is not None
     assert blocks.runs == (((5, 3),), ((5, 2),))
     assert 8 <= blocks.record_bytes <= 100
-    order = shuffled_order(reader, 12, 3)
+    order = describe_order(reader, 12, 3)
     read = ShuffledReader(reader, order).read(0, 0, 25)
     assert len(set(read)) == 25
 
@@ -171,7 +171,7 @@ def test_the_blocks_of_csv_are_pieces_of_256_rows(tmp_path: Path) -> None:
     blocks = read_reader_blocks(reader)
     assert blocks is not None
     assert blocks.runs == (((256, 2), (88, 1)),)
-    read = ShuffledReader(reader, shuffled_order(reader, 600, 3)).read(1, 0, 600)
+    read = ShuffledReader(reader, describe_order(reader, 600, 3)).read(1, 0, 600)
     assert sorted(int(row[0]) for row in read) == list(range(600))
     assert [int(row[0]) for row in read] != list(range(600))
 
@@ -179,7 +179,7 @@ def test_the_blocks_of_csv_are_pieces_of_256_rows(tmp_path: Path) -> None:
 def test_a_reader_keeps_the_chunk_of_one_file_in_memory(tmp_path: Path) -> None:
     files = [recordio(tmp_path / f"{name}.recordio", 3) for name in "abcdef"]
     reader = RecordIOReader(files)
-    ShuffledReader(reader, shuffled_order(reader, 90, 0)).read(0, 0, 90)
+    ShuffledReader(reader, describe_order(reader, 90, 0)).read(0, 0, 90)
     assert sum(file._cached_chunk[0] >= 0 for file in reader._files.values()) == 1
 
 
@@ -195,7 +195,7 @@ def test_a_reader_without_blocks_has_no_order() -> None:
 
     assert read_reader_blocks(PlainReader()) is None
     with pytest.raises(BadInputError, match="no random access"):
-        shuffled_order(PlainReader(), 3, 0)
+        describe_order(PlainReader(), 3, 0)
 
 
 # ------------------------------------------------------------------------------------------------ damage
@@ -214,7 +214,7 @@ def test_each_damaged_record_is_reported_once_and_by_its_own_number(
 ) -> None:
     path = recordio(tmp_path_factory.mktemp("damaged") / "a.recordio", 5)
     reader = damaged(path, 2)
-    read, reported = ShuffledReader(reader, shuffled_order(reader, window, 1)), list[CorruptRange]()
+    read, reported = ShuffledReader(reader, describe_order(reader, window, 1)), list[CorruptRange]()
     found = [r for at in range(0, 25, step) for r in read.read(epoch, at, min(at + step, 25), reported.append)]
     assert sorted(int(record[2:]) for record in found) == [*range(10), *range(15, 25)]
     assert sorted(corrupt.start for corrupt in reported) == [10, 11, 12, 13, 14]
@@ -224,12 +224,12 @@ def test_each_damaged_record_is_reported_once_and_by_its_own_number(
 def test_a_damaged_record_is_an_error_where_none_is_allowed(tmp_path: Path) -> None:
     reader = damaged(recordio(tmp_path / "a.recordio", 5), 2)
     with pytest.raises(CorruptRecordError, match="records 10 to 14 cannot be read"):
-        ShuffledReader(reader, shuffled_order(reader, 25, 1)).read(0, 0, 25)
+        ShuffledReader(reader, describe_order(reader, 25, 1)).read(0, 0, 25)
 
 
 def test_an_order_is_of_the_files_that_it_was_made_of(tmp_path: Path) -> None:
-    before = shuffled_order(open_reader(recordio(tmp_path / "a.recordio", 3)), 5, 0)
-    after = shuffled_order(open_reader(recordio(tmp_path / "a.recordio", 5, records=3)), 5, 0)
+    before = describe_order(open_reader(recordio(tmp_path / "a.recordio", 3)), 5, 0)
+    after = describe_order(open_reader(recordio(tmp_path / "a.recordio", 5, records=3)), 5, 0)
     assert before.records == after.records
     assert isinstance(before, ShuffleOrder)
     assert before.fingerprint != after.fingerprint
@@ -253,7 +253,7 @@ def test_records_in_arrays_are_the_same_whether_a_window_is_joined_or_not(
         numbers = np.arange(part, 3000, 2)
         np.savez(tmp_path / f"{part}.npz", number=numbers, wide=np.repeat(numbers[:, None], 1000, 1))
     reader = open_reader((str(tmp_path),))
-    read = ShuffledReader(reader, shuffled_order(reader, 1000, 3))
+    read = ShuffledReader(reader, describe_order(reader, 1000, 3))
     for epoch in range(2):
         parts = [read.read(epoch, start, min(start + 64, 3000)) for start in range(0, 3000, 64)]
         order = read.order.epoch_order(epoch)

@@ -15,7 +15,7 @@ import pytest
 from edl.api.errors import BadInputError
 from edl.data.file_digests import FileCheck, digest_sources
 from edl.data.reader import Reader
-from edl.data.reader_factory import open_reader, shuffled_order
+from edl.data.reader_factory import describe_order, open_reader
 from edl.data.record_columns import ColumnRecords
 from edl.data.shuffled_reader import ShuffledReader
 
@@ -147,7 +147,7 @@ class ReaderContract:
         for start in range(0, total, step):
             # Another worker for each range.
             other = case.open() if start % (2 * step) else reader
-            shuffled = ShuffledReader(other, shuffled_order(other, 256, seed=7))
+            shuffled = ShuffledReader(other, describe_order(other, 256, seed=7))
             found = shuffled.read(0, start, min(total, start + step))
             assert type(found) is type(reader.read(reader.sources()[0].name, 0, 2))
             keys += [case.key(record) for record in found]
@@ -156,8 +156,8 @@ class ReaderContract:
 
     def test_a_position_of_a_shuffled_epoch_is_one_record_however_many_are_read_at_once(self, case: ReaderCase) -> None:
         reader = case.open()
-        together = ShuffledReader(reader, shuffled_order(reader, 256, seed=7))
-        alone = ShuffledReader(reader, shuffled_order(reader, 256, seed=7))
+        together = ShuffledReader(reader, describe_order(reader, 256, seed=7))
+        alone = ShuffledReader(reader, describe_order(reader, 256, seed=7))
         found = [case.key(record) for record in together.read(1, 200, 330)]
         assert found == [case.key(alone.read(1, at, at + 1)[0]) for at in range(200, 330)]
 

@@ -15,7 +15,7 @@ from worker.loop_harness import LinearMinibatch, MemoryReader
 from edl.api.errors import BadInputError
 from edl.data.file_digests import digest_sources
 from edl.data.reader import BlockSizes
-from edl.data.reader_factory import open_reader, shuffled_order
+from edl.data.reader_factory import describe_order, open_reader
 from edl.worker.lease_client import LeasedTask
 from edl.worker.record_stream import CorruptRecordSkipper, RecordStream, RecordWindow
 
@@ -89,7 +89,7 @@ def test_a_file_that_was_written_again_after_its_records_were_counted_is_refused
     file = tmp_path / "a.csv"
     file.write_text("x\n" + "1\n" * STEPS)
     reader = open_reader(file)
-    order = shuffled_order(reader, window, 0).fingerprint if window else ""
+    order = describe_order(reader, window, 0).fingerprint if window else ""
     source = "" if window else str(file)
     task = LeasedTask(
         1,

@@ -36,7 +36,7 @@ from edl.core.record_ranges import RecordSource, ShardPlan
 from edl.core.shuffle import ShuffleOrder, training_size_error
 from edl.data.file_digests import FileCheck, digest_sources
 from edl.data.reader import Reader
-from edl.data.reader_factory import choose_reader_window, shuffled_order
+from edl.data.reader_factory import choose_reader_window, describe_order
 from edl.data.shuffled_reader import PositionReader, read_by_position
 from edl.jobfile.batch_rules import lease_records
 from edl.keras import model_export
@@ -315,7 +315,7 @@ class LocalTraining:
             self._window = choose_reader_window(reader, train.shuffle.window, records, portion)
         if self._window:
             bucket_by = train.batches.bucket_by
-            order = shuffled_order(reader, self._window, train.seed, 0 if bucket_by is None else lease_records(train))
+            order = describe_order(reader, self._window, train.seed, 0 if bucket_by is None else lease_records(train))
             self._shuffled = read_by_position(reader, order, bucket_by=bucket_by, minibatch=train.minibatch_size)
 
     def _describe_dataset(self, sources: Sequence[RecordSource]) -> dict[str, Any]:
