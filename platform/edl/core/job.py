@@ -1,16 +1,41 @@
 """The job as a state machine: events in, commands out.
 
-Its parts are functions over ``state.JobState``; nothing here waits, logs or reads a clock:
+Its parts are functions over ``state.JobState``; nothing here waits, logs or reads a clock. For all strategies:
 
 * ``grants``: which lease a worker gets;
 * ``scaling``: which pods are started and which are told to leave;
 * ``pod_events``: what a change of a pod means;
 * ``revocation``: leases that are taken back;
-* ``parameter_servers``: registration, planned handovers, lost nodes;
-* ``checkpointing``: cuts and checkpoints;
-* ``allreduce``, ``world_checkpoints``: the rounds of strategy AllReduce, and its checkpoints;
+* ``evaluation_callbacks``: what follows from the user's callbacks after an evaluation;
 * ``stall``: why training stands still;
 * ``program_ends``: how the programs of a job with a command ended after the last record.
+
+With parameter servers:
+
+* ``parameter_servers``: registration, planned handovers, lost nodes;
+* ``checkpointing``: cuts and checkpoints.
+
+Under strategy AllReduce:
+
+* ``allreduce``: the rounds, and workers that are lost from them;
+* ``silent_workers``: which workers are replaced because they are silent for minutes;
+* ``member_crashes``: which minibatch is accused when a worker ends by itself;
+* ``world_checkpoints``, ``world_evaluations``, ``world_model_files``: checkpoints, evaluations and files of the model.
+
+The state and what it consists of:
+
+* ``state``: everything together, and what each journal entry changes; ``events``: what comes in and goes out;
+* ``ledger``: which records are done, leased or left; ``update_accounting``: which steps the PS have admitted;
+* ``job_pods``, ``pod_lifecycle``: which pods there are, the states of one, and whether it is relaunched;
+* ``lease_timeouts``: when a worker is silent or stuck; ``crash_suspects``: which minibatch made a worker crash;
+* ``cuts``: the stages of a cut; ``checkpoint_shares``: which rank writes what;
+* ``task_results``: whether the result of a task is valid; ``evaluation``: the merged metrics of a version;
+* ``callback_decisions``, ``model_files``: what the user's callbacks decide, and which files they write;
+* ``world_rounds``, ``rank_state``, ``world_entries``: the rounds of AllReduce, one worker's side, their entries;
+* ``state_agreement``, ``evaluation_copies``, ``global_batch``: ranks that differ, copies to evaluate, fixed steps;
+* ``record_ranges``, ``shuffle``, ``interleaving``, ``permutation``: which records there are, and in which order;
+* ``worker_priority``, ``leader_election``, ``partition``, ``backoff``: policies that know nothing of the job;
+* ``decision``, ``job_counters``, ``strict_json``, ``short_list``: small values and forms of text.
 """
 
 from __future__ import annotations
