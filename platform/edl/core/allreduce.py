@@ -14,7 +14,14 @@ from edl.api.cluster_port import Role
 from edl.api.journal_entries import LeaseReturned, StoppedByCallback
 from edl.api.run_events import CallbackDecided, RecordsRequeued, WarningRaised, WorldChanged
 from edl.api.status import RANKS_SHOWN, WorldStatus
-from edl.core import member_crashes, world_checkpoints, world_entries, world_evaluations, world_model_files
+from edl.core import (
+    member_crashes,
+    world_checkpoints,
+    world_entries,
+    world_evaluations,
+    world_model_files,
+    world_returns,
+)
 from edl.core.checkpointing import steps_before_pause
 from edl.core.events import CheckpointOrder, WorldReported, WorldView, WorldViewed
 from edl.core.grants import check_corrupt_limit, record_heartbeat
@@ -333,7 +340,7 @@ def _obey(state: JobState, rounds: WorldRounds, commands: list[RoundCommand], lo
             world_checkpoints.capture_ledger(state, command.step)
             training = state.training_ledger
             known_difference = rounds.difference
-            lost = world_entries.find_lost_shares(command, rounds, training, state.settings.global_batch)
+            lost = world_returns.find_lost_shares(command, rounds, training, state.settings.global_batch)
             record_entry(state, world_entries.started_entry(command, rounds, training, tuple(lost.values())))
             check_corrupt_limit(state)
             _emit_repeated(state, lost)

@@ -32,6 +32,7 @@ The state and what it consists of:
 * ``task_results``: whether the result of a task is valid; ``evaluation``: the merged metrics of a version;
 * ``callback_decisions``, ``model_files``: what the user's callbacks decide, and which files they write;
 * ``world_rounds``, ``rank_state``, ``world_entries``: the rounds of AllReduce, one worker's side, their entries;
+* ``world_returns``: which leases return when a round of AllReduce starts;
 * ``state_agreement``, ``evaluation_copies``, ``global_batch``: ranks that differ, copies to evaluate, fixed steps;
 * ``record_ranges``, ``shuffle``, ``interleaving``, ``permutation``: which records there are, and in which order;
 * ``worker_priority``, ``leader_election``, ``partition``, ``backoff``: policies that know nothing of the job;

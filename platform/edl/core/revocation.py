@@ -5,6 +5,9 @@ ends. Leases that change no parameters are revoked at once, training leases when
 
 A revocation is complete when every PS has reported the steps that it applied. ``settle_leases`` then decides which
 steps count, and which records return to the ledger.
+
+Under AllReduce there is no such revocation: ``revoke_leases`` skips training leases. They return when the next round
+starts without their worker, as ``world_returns`` decides.
 """
 
 from __future__ import annotations

@@ -8,8 +8,9 @@ from typing import Any
 from edl.api.journal_entries import StepsApplied, WorldAnnounced, WorldStarted
 from edl.api.round_id import RoundId
 from edl.core.cuts import SavedCheckpoint
-from edl.core.ledger import Lease, Ledger
+from edl.core.ledger import Ledger
 from edl.core.record_ranges import RecordRange
+from edl.core.world_returns import find_returned_leases
 from edl.core.world_rounds import RoundAnnounced, RoundStarted, StepsCommitted, WorldRounds
 
 
@@ -55,45 +56,11 @@ def started_entry(
     return WorldStarted(
         step=started.step,
         done=_done_rows(started.done, started.skipped),
-        returned=tuple(_returned_leases(started, rounds, training)),
+        returned=tuple(find_returned_leases(started, rounds, training)),
         repeated=sum(share.records for share in lost_shares),
         difference=started.difference,
         updates_skipped=started.updates_skipped or None,
     )
-
-
-def find_lost_shares(
-    started: RoundStarted, rounds: WorldRounds, training: Ledger | None, global_batch: int | None
-) -> dict[str, RecordRange]:
-    """By worker, the records that lost workers may have computed in vain when a round starts without them.
-
-    Nobody knows whether a lost worker was computing. So it is the most that one can have computed: the next minibatch
-    of its oldest lease, or with a global batch its part of a step. A worker that left at a boundary had computed
-    nothing. What the state of the others has is done, and not repeated.
-    """
-    returned = _returned_leases(started, rounds, training)
-    lost = {lease.worker for lease in returned.values()} - rounds.left_at_boundary
-    keeping = [worker for worker in rounds.members if rounds.keeps_leases(worker)]
-    shares: dict[str, RecordRange] = {}
-    for number in sorted(returned):
-        lease = returned[number]
-        if lease.worker not in lost or lease.worker in shares:
-            continue
-        done = max(lease.done_steps, -(-started.done.get(number, 0) // lease.minibatch))
-        records = lease.minibatch if global_batch is None else -(-global_batch // (len(keeping) + len(lost)))
-        rest = lease.record_range.split(lease.record_after_steps(done))[1]
-        shares[lease.worker] = rest.split(min(rest.end, rest.start + records))[0]
-    return shares
-
-
-def _returned_leases(started: RoundStarted, rounds: WorldRounds, training: Ledger | None) -> dict[int, Lease]:
-    leases = training.leases if training is not None else {}
-    finished = _finished_leases(training, started.done)
-    return {
-        number: lease
-        for number, lease in leases.items()
-        if not rounds.keeps_leases(lease.worker) and number not in finished
-    }
 
 
 def committed_entry(committed: StepsCommitted, loss: float | None) -> StepsApplied:
@@ -191,12 +158,3 @@ def _record_done(training: Ledger, done: Sequence[Sequence[int]]) -> dict[int, i
         else:
             training.record_progress(number, steps)
     return newly_skipped
-
-
-def _finished_leases(training: Ledger | None, done: Mapping[int, int]) -> set[int]:
-    leases = training.leases if training is not None else {}
-    return {
-        number
-        for number, records in done.items()
-        if number in leases and -(-records // leases[number].minibatch) >= leases[number].step_count
-    }
