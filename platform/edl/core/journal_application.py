@@ -169,7 +169,7 @@ def _apply_returned(state: JobState, entry: LeaseReturned) -> None:
     found = state.find_lease(number)
     if not found:
         return
-    state.ledgers[found[0]].requeue_lease(number, entry.through, entry.quarantine or 0)
+    state.ledgers[found[0]].return_lease(number, entry.through, entry.quarantine or 0)
     update_accounting.add_repeated_steps(state.pods, entry.extra or {})
     state.counters.repeated += entry.repeated
     state.counters.partial += entry.partial

@@ -374,7 +374,7 @@ class Ledger:
         self._close_lease(number)
         return added
 
-    def requeue_lease(self, number: int, done_steps: int, quarantine_records: int = 0) -> RecordRange:
+    def return_lease(self, number: int, done_steps: int, quarantine_records: int = 0) -> RecordRange:
         """Close a lease after ``done_steps`` steps, put the rest at the head of the queue and return it.
 
         The first ``quarantine_records`` records of the rest are quarantined instead.
@@ -494,7 +494,7 @@ class Ledger:
         copy.restore_snapshot(self.to_snapshot())
         # Newest first: each rest is put at the head of the queue, so the oldest is leased first.
         for number in sorted(copy.leases, reverse=True):
-            copy.requeue_lease(number, applied_steps.get(number, 0))
+            copy.return_lease(number, applied_steps.get(number, 0))
         return copy.to_snapshot()
 
 

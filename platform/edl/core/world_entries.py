@@ -94,7 +94,7 @@ def apply_started_entry(rounds: WorldRounds, training: Ledger | None, entry: Wor
     skipped = _record_done(training, entry.done)
     # Newest first: each range is put at the head of the queue, so the oldest is leased next.
     for number in sorted(entry.returned, reverse=True):
-        training.requeue_lease(number, training.leases[number].done_steps)
+        training.return_lease(number, training.leases[number].done_steps)
     return skipped
 
 

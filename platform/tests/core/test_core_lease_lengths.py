@@ -233,7 +233,7 @@ def test_a_journal_with_leases_of_earlier_versions_replays(seed: int) -> None:
             if done >= lease.step_count:
                 ledger.finish_lease(number)
             elif number % 3:
-                ledger.requeue_lease(number, done)
+                ledger.return_lease(number, done)
         if not old.has_work:
             break
     assert _open_records(old) == _open_records(new)

@@ -90,7 +90,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def give_back(self, data: st.DataObject, aside: int) -> None:
         lease, through = self._some(data)
         before = self.ledger.done_records
-        rest = self._move("requeue_lease", lease.number, through, aside)
+        rest = self._move("return_lease", lease.number, through, aside)
         self._enter(lease, self.ledger.done_records - before)
         left = self.leased.pop(lease.number)
         assert records(rest) <= left
@@ -157,7 +157,7 @@ class LedgerMachine(RuleBasedStateMachine):
             move(shorter)
         assert shorter.to_snapshot() == self.ledger.to_snapshot()
         for number in [*shorter.leases]:
-            shorter.requeue_lease(number, 0)
+            shorter.return_lease(number, 0)
         left = sum(map(len, self.leased.values())) + len(self.todo)
         assert shorter.count_remaining_records() <= left
         while (work := shorter.next_range()) is not None:
@@ -250,7 +250,7 @@ def test_a_shard_of_several_leases_stays_with_its_worker_and_others_help_at_the_
     assert ledger.next_range(worker="v") == RecordRange(1, "", 20, 30), "a shard of its own, as long as there is one"
     ledger.grant_range(7, RecordRange(1, "", 20, 30), "v")
     assert ledger.next_range(worker="u") == RecordRange(1, "", 10, 20), "nothing is planned: it helps"
-    ledger.requeue_lease(0, 1)
+    ledger.return_lease(0, 1)
     assert ledger.next_range(worker="v") == RecordRange(0, "", 5, 10), "what came back goes before everything else"
 
 
@@ -294,7 +294,7 @@ def test_the_open_epoch_is_the_first_one_with_records_that_are_not_done() -> Non
     ledger.record_progress(1, 5)
     ledger.finish_lease(2)
     assert ledger.open_epoch() == (0, 7)
-    ledger.requeue_lease(1, 5, quarantine_records=2)
+    ledger.return_lease(1, 5, quarantine_records=2)
     assert ledger.open_epoch() == (0, 5)
     work = ledger.next_range()
     assert work is not None
@@ -322,7 +322,7 @@ def test_the_open_epoch_is_not_over_while_records_of_the_next_one_are_done() -> 
     assert ledger.open_epoch() == (0, 8)
     ledger.record_progress(2, 5)
     assert ledger.open_epoch() == (0, 3)
-    ledger.requeue_lease(2, 5, quarantine_records=1)
+    ledger.return_lease(2, 5, quarantine_records=1)
     assert ledger.open_epoch() == (0, 2)
     snapshot = ledger.to_snapshot()
     ledger = ledger.empty_copy()

@@ -35,6 +35,6 @@ def test_the_count_is_that_of_steps_whatever_is_lost(
         if done == lease.step_count:
             ledger.finish_lease(number)
         else:
-            ledger.requeue_lease(number, done)
+            ledger.return_lease(number, done)
         assert ledger.count_done_remainders() == short
     assert short == 2 * sum(records % minibatch for records in counts)

@@ -243,7 +243,7 @@ class WorldSimulator:
         if isinstance(entry, RoundStarted):
             for number, lease in list(self.ledger.leases.items()):
                 if lease.worker not in self.rounds.members:
-                    self.ledger.requeue_lease(number, lease.done_steps)
+                    self.ledger.return_lease(number, lease.done_steps)
 
     def has_valid_state(self, worker: SimulatedRank) -> bool:
         """Whether a worker has a state of the newest round that started, or of a later one.

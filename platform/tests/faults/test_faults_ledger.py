@@ -171,7 +171,7 @@ def test_it_agrees_with_the_ledger_of_the_core(data: st.DataObject) -> None:
         lease = data.draw(st.sampled_from(sorted(ledger.leases)))
         through = data.draw(st.integers(0, ledger.leases[lease].step_count))
         if data.draw(st.booleans()):
-            ledger.requeue_lease(lease, through)
+            ledger.return_lease(lease, through)
             found.apply_entry(returned(lease, through))
         else:
             ledger.finish_lease(lease)

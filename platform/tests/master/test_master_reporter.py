@@ -316,14 +316,14 @@ def test_what_the_cluster_refused_is_in_the_status_until_it_starts(harness: Repo
 def test_records_that_are_planned_leased_returned_or_done_are_not_lost(harness: ReporterHarness) -> None:
     lease = harness.train()
     assert harness.reporter.build_summary().records_lost == 0
-    harness.shell.state.training_ledger.requeue_lease(lease.lease, 1)  # type: ignore[union-attr]
+    harness.shell.state.training_ledger.return_lease(lease.lease, 1)  # type: ignore[union-attr]
     assert harness.reporter.build_summary().records_lost == 0
     assert harness.reporter.build_summary().records_done == 2
 
 
 def test_what_is_put_aside_is_skipped_and_not_lost(harness: ReporterHarness) -> None:
     lease = harness.train()
-    harness.shell.state.training_ledger.requeue_lease(lease.lease, 1, quarantine_records=2)  # type: ignore[union-attr]
+    harness.shell.state.training_ledger.return_lease(lease.lease, 1, quarantine_records=2)  # type: ignore[union-attr]
     summary = harness.reporter.build_summary()
     assert (summary.records_lost, summary.records_skipped) == (0, 2)
 
