@@ -21,7 +21,7 @@ from edl.ops.job_checks import check_job
 from edl.ops.local_run_plan import LocalRunPlan, RunArguments
 from edl.ops.local_run_start import create_storage, exec_local_worker, local_job_directory, run_supervised
 from edl.storage import run_resumption
-from edl.storage.journal_replay import JournalDamagedError
+from edl.storage.journal_reader import JournalDamagedError
 from edl.storage.journal_truncation import CheckpointRestart
 from edl.storage.run_directory import JobLock, RunDirectory, create_run
 from edl.storage.run_resumption import FieldChange

@@ -388,7 +388,7 @@ class MasterProcess:
                 holder=holder,
                 exclusive=fence is None,
                 minimum_incarnation=fence.incarnation if fence else 0,
-                validate_replay=partial(check_not_truncated, self._run),
+                validate_content=partial(check_not_truncated, self._run),
             )
         state = JobStateMachine(settings)
         state.replay_journal(replay.snapshot, list(replay.entries))

@@ -10,7 +10,7 @@ from edl.ops.job_findings import JobFinding
 from edl.ops.job_view import JobView
 from edl.ops.local_run_plan import resume_point_text
 from edl.ops.local_run_resumption import resume_checkpoint
-from edl.storage.journal_replay import JournalDamagedError
+from edl.storage.journal_reader import JournalDamagedError
 from edl.storage.run_directory import RunDirectory
 
 

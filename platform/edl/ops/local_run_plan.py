@@ -18,7 +18,7 @@ from edl.ops.followup_command import command_arguments, program_name
 from edl.ops.local_run_resumption import resume_checkpoint
 from edl.reporting.run_progress import RunOutcome
 from edl.reporting.unit_formats import pluralize
-from edl.storage.journal_replay import JournalDamagedError
+from edl.storage.journal_reader import JournalDamagedError
 from edl.storage.journal_truncation import CheckpointRestart, plan_restart
 from edl.storage.run_directory import RunDirectory
 from edl.storage.run_resumption import FieldChange, describe_nothing_to_do, format_change, read_status

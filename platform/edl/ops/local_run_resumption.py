@@ -9,7 +9,7 @@ from edl.api.errors import BadInputError
 from edl.core.cuts import SavedCheckpoint
 from edl.storage import run_resumption
 from edl.storage.checkpoint_manifest import SkippedCheckpoint, newest_intact_checkpoint
-from edl.storage.journal_replay import replay_journal
+from edl.storage.journal_reader import read_journal
 from edl.storage.journal_truncation import (
     JournaledCuts,
     check_not_truncated,
@@ -56,7 +56,7 @@ def resume_checkpoint(run: RunDirectory) -> SavedCheckpoint | None:
 
 def _journal_checkpoint(run: RunDirectory) -> SavedCheckpoint | None:
     with explain_journal_damage(run):
-        recorded = check_not_truncated(run, replay_journal(run.journal)).checkpoint
+        recorded = check_not_truncated(run, read_journal(run.journal)).checkpoint
     return recorded and usable_checkpoint(run, recorded)
 
 
@@ -70,7 +70,7 @@ def check_checkpoints(run: RunDirectory) -> None:
     if not has_journal(run):
         return
     with explain_journal_damage(run):
-        named = JournaledCuts.from_replay(replay_journal(run.journal)).checkpoint
+        named = JournaledCuts.from_content(read_journal(run.journal)).checkpoint
     skipped: list[SkippedCheckpoint] = []
     if named is None or newest_intact_checkpoint(run.checkpoints, skipped.append) is not None:
         return

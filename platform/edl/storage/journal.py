@@ -17,7 +17,7 @@ from typing import Any
 
 from edl.api.errors import EdlError, RetryableError, StorageError
 from edl.storage.durable_files import FileLock
-from edl.storage.journal_replay import JournalReplay, replay_journal
+from edl.storage.journal_reader import JournalContent, read_journal
 from edl.storage.segment_chain import SegmentChain, encode_record, remove_unfinished_segments
 
 # --------------------------------------------------------------------------------------------------
@@ -144,8 +144,8 @@ class Journal:
         holder: str,
         exclusive: bool = True,
         minimum_incarnation: int = 0,
-        validate_replay: Callable[[JournalReplay], object] = lambda replay: None,
-    ) -> tuple[Journal, JournalReplay]:
+        validate_content: Callable[[JournalContent], object] = lambda content: None,
+    ) -> tuple[Journal, JournalContent]:
         """Lock the journal, read it, and begin a new incarnation.
 
         The fence of the new segment records exactly what was read, so anything that an earlier incarnation writes later
@@ -157,7 +157,7 @@ class Journal:
             exclusive: take the folder's lock. A volume that several machines share may not support locks. There the
                 Lease excludes a second master, and the fence excludes one that has lost its Lease without noticing.
             minimum_incarnation: lower bound of the new incarnation's number.
-            validate_replay: raises if the journal is incomplete; then nothing is written.
+            validate_content: raises if the journal is incomplete; then nothing is written.
 
         Raises:
             RefusedError: another process has the journal open; the message has the name of the holder.
@@ -169,18 +169,18 @@ class Journal:
             else None
         )
         try:
-            journal_replay = replay_journal(directory)
+            journal_content = read_journal(directory)
             # before anything is written: a new segment's fence would make a lost end of the journal
             # permanent
-            validate_replay(journal_replay)
+            validate_content(journal_content)
             remove_unfinished_segments(directory)
-            incarnation = max(journal_replay.incarnation + 1, minimum_incarnation)
-            chain = SegmentChain(directory, incarnation, journal_replay.fence, holder)
+            incarnation = max(journal_content.incarnation + 1, minimum_incarnation)
+            chain = SegmentChain(directory, incarnation, journal_content.fence, holder)
         except BaseException:
             if lock is not None:
                 lock.close()
             raise
-        return cls(directory, lock, chain, journal_replay.size_bytes), journal_replay
+        return cls(directory, lock, chain, journal_content.size_bytes), journal_content
 
     @property
     def incarnation(self) -> int:

@@ -30,7 +30,7 @@ from edl.storage.checkpoint_manifest import (
     newest_intact_checkpoint,
 )
 from edl.storage.durable_files import FileLock, read_json, sync_directory, translate_os_errors
-from edl.storage.journal_replay import JournalDamagedError, JournalReplay
+from edl.storage.journal_reader import JournalContent, JournalDamagedError
 from edl.storage.run_directory import RunDirectory
 from edl.storage.segment_chain import SegmentId, SegmentWriter, encode_record, list_segments
 
@@ -53,7 +53,7 @@ class JournaledCuts:
     highest_cut: int
 
     @classmethod
-    def from_replay(cls, journal_replay: JournalReplay) -> Self:
+    def from_content(cls, journal_content: JournalContent) -> Self:
         """Collect them from the entries of a journal."""
         # imported here: it takes 45 ms, which a new run saves
         from edl.api import journal_entries as entries
@@ -61,10 +61,10 @@ class JournaledCuts:
 
         saved = {e.kind for e in (entries.CheckpointWritten, entries.CheckpointReplaced, entries.BestWeightsRestored)}
         numbered = saved | {e.kind for e in (entries.CutAnnounced, entries.CutTaken, entries.CutCalledOff)}
-        saved_checkpoint = journal_replay.snapshot["checkpoint"] if journal_replay.snapshot else None
+        saved_checkpoint = journal_content.snapshot["checkpoint"] if journal_content.snapshot else None
         checkpoint = SavedCheckpoint(*saved_checkpoint) if saved_checkpoint else None
-        highest = snapshot_cut_number(journal_replay.snapshot) if journal_replay.snapshot else 0
-        for entry in journal_replay.entries:
+        highest = snapshot_cut_number(journal_content.snapshot) if journal_content.snapshot else 0
+        for entry in journal_content.entries:
             if entry["kind"] in saved:
                 checkpoint = SavedCheckpoint(entry["cut"], entry["step"], entry["version"], entry["ledger"])
             if entry["kind"] in numbered:
@@ -72,7 +72,7 @@ class JournaledCuts:
         return cls(checkpoint, highest)
 
 
-def check_not_truncated(run: RunDirectory, journal_replay: JournalReplay) -> JournaledCuts:
+def check_not_truncated(run: RunDirectory, journal_content: JournalContent) -> JournaledCuts:
     """Refuse to continue with a journal that lost its end; otherwise return its cuts.
 
     Raises:
@@ -80,7 +80,7 @@ def check_not_truncated(run: RunDirectory, journal_replay: JournalReplay) -> Jou
         StorageError: the checkpoint that the journal names is missing, and so are all others; or the folder cannot be
             read.
     """
-    journaled_cuts, existing_cuts = JournaledCuts.from_replay(journal_replay), list_cuts(run.checkpoints)
+    journaled_cuts, existing_cuts = JournaledCuts.from_content(journal_content), list_cuts(run.checkpoints)
     # every cut is announced in the journal before its first file is written
     newer = [cut for cut in existing_cuts if cut > journaled_cuts.highest_cut]
     if newer:

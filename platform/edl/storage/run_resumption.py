@@ -196,7 +196,7 @@ def reopen_run(run: RunDirectory, holder: str, *, exclusive: bool = True) -> Non
     if load_job_file(run.spec).strategy.name != "Local" and read_phase(run) in ("Failed", "Interrupted"):
         with explain_journal_damage(run):
             journal, _ = Journal.open(
-                run.journal, holder=holder, exclusive=exclusive, validate_replay=partial(check_not_truncated, run)
+                run.journal, holder=holder, exclusive=exclusive, validate_content=partial(check_not_truncated, run)
             )
         with closing(journal):
             journal.wait_until_durable(journal.append(JobResumed().to_json()))

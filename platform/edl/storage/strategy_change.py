@@ -25,7 +25,7 @@ from edl.core.cuts import WORLD_STEP_KEY, checkpoint_step
 from edl.jobfile.loader import load_job_file
 from edl.numerics.keras_state import KERAS_STATE_KEY, KerasState
 from edl.storage.checkpoint_manifest import CheckpointManifest
-from edl.storage.journal_replay import JournalReplay, replay_journal
+from edl.storage.journal_reader import JournalContent, read_journal
 from edl.storage.journal_truncation import CheckpointRestart, check_not_truncated, explain_journal_damage, plan_restart
 from edl.storage.run_directory import RunDirectory
 from edl.storage.safetensors_header import read_safetensors_header
@@ -53,7 +53,7 @@ def plan_resumption(run: RunDirectory, spec: JobSpec, *, from_checkpoint: bool) 
     decided = _CallbackReplay()
     try:
         with nullcontext() if from_checkpoint else explain_journal_damage(run):
-            replayed = replay_journal(run.journal)
+            replayed = read_journal(run.journal)
             check_not_truncated(run, replayed)
             decided.replay(replayed)
     except StorageError:
@@ -143,14 +143,14 @@ class _CallbackReplay:
     state: CallbackState = field(default_factory=CallbackState)
     metrics: Mapping[str, float | None] = field(default_factory=dict)
 
-    def replay(self, journal_replay: JournalReplay) -> None:
+    def replay(self, journal_content: JournalContent) -> None:
         """Apply a whole journal."""
-        snapshot = journal_replay.snapshot
+        snapshot = journal_content.snapshot
         if snapshot is not None and "callbacks" in snapshot:
             self.state = CallbackState.from_snapshot(snapshot["callbacks"])
             self.metrics = snapshot["counters"]["metrics"]
         kinds = {entry.kind for entry in (CallbacksDeclared, EvaluationCompleted, ParametersRolledBack, WorldAnnounced)}
-        for fields in journal_replay.entries:
+        for fields in journal_content.entries:
             if fields["kind"] in kinds:
                 self._apply(JournalEntry.from_json(fields))
 

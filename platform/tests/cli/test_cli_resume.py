@@ -35,7 +35,7 @@ from edl.storage.checkpoint_manifest import (
 from edl.storage.checkpoint_shards import write_shard
 from edl.storage.durable_files import write_json
 from edl.storage.journal import Journal
-from edl.storage.journal_replay import replay_journal
+from edl.storage.journal_reader import read_journal
 from edl.storage.run_directory import RunDirectory, create_run
 from edl.storage.weights_lookup import WEIGHTS_FILE_BY_TASK
 
@@ -239,7 +239,7 @@ def test_a_journal_that_lost_its_end_is_told_with_the_command_that_loses_least(
     said = capsys.readouterr().err
     assert not missing_keys(said, "journal", "3", "checkpoint 5", "step 5,000", "2 records")
     assert said.splitlines()[-1] == "  edl run job.yaml --ps 2 --resume r1 --from-checkpoint"
-    assert [entry["kind"] for entry in replay_journal(run.journal).entries] == ["saved"], "nothing was changed"
+    assert [entry["kind"] for entry in read_journal(run.journal).entries] == ["saved"], "nothing was changed"
 
     local_run.script(["event", FAILED], ["status", FAILED_STATUS])
     assert local_run.edl("run", "job.yaml", "--ps", "2", "--resume", "--from-checkpoint") == 1

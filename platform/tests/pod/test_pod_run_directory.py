@@ -24,7 +24,7 @@ from edl.pod.role_preparation import RequestedRun, check_writable, open_run
 from edl.storage.checkpoint_manifest import DATASET_KEY, CheckpointManifest, commit_checkpoint, cut_directory
 from edl.storage.durable_files import write_json
 from edl.storage.journal import Journal
-from edl.storage.journal_replay import replay_journal
+from edl.storage.journal_reader import read_journal
 from edl.storage.run_directory import LATEST_RUN, RunDirectory
 
 SPEC = JobSpec(name="digits", model=ModelSpec("m.custom_model", "/model_zoo"), data=DataSpec(training=("/data/train",)))
@@ -66,7 +66,7 @@ def test_a_job_goes_on_with_an_older_run_once(tmp_path: Path) -> None:
     second = RequestedRun(tmp_path, "uid-2", "uid-1")
     assert [open_run(second, more), open_run(second, more)] == [first, first]
     assert started(first) == ["uid-1", "uid-1"]
-    assert [entry["kind"] for entry in replay_journal(first.journal).entries] == ["resumed"]
+    assert [entry["kind"] for entry in read_journal(first.journal).entries] == ["resumed"]
     assert load_job_file(first.spec) == more
     assert not (first.path / "summary.json").exists()
 
@@ -84,7 +84,7 @@ def test_a_job_goes_on_from_a_checkpoint_without_its_journal_once(tmp_path: Path
     again = RequestedRun(tmp_path, "uid-2", "latest@checkpoint")
     assert [open_run(again, SPEC), open_run(again, SPEC)] == [first, first]
 
-    kinds = [entry["kind"] for entry in replay_journal(first.journal).entries]
+    kinds = [entry["kind"] for entry in read_journal(first.journal).entries]
     assert kinds == ["dataset", "cut_off", "checkpoint_back", "rolled_back", "resumed"]
     told = [json.loads(line) for line in first.events.read_text().splitlines()][-1]
     assert not missing_keys(told["changes"][0], "journal", "checkpoint 4", "step 1")
@@ -105,7 +105,7 @@ def test_a_job_that_changes_its_strategy_begins_a_new_journal_at_its_checkpoint(
     again, changed = RequestedRun(tmp_path, "uid-2", LATEST_RUN), replace(SPEC, strategy=Strategy(name="AllReduce"))
     assert [open_run(again, changed), open_run(again, changed)] == [first, first]
 
-    kinds = [entry["kind"] for entry in replay_journal(first.journal).entries]
+    kinds = [entry["kind"] for entry in read_journal(first.journal).entries]
     assert kinds == ["dataset", "cut_off", "checkpoint_back", "rolled_back", "resumed"]
     assert load_job_file(first.spec) == changed
     told = [json.loads(line) for line in first.events.read_text().splitlines()][-1]

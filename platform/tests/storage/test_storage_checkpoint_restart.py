@@ -13,7 +13,7 @@ from edl.core.job import JobStateMachine
 from edl.core.state import JobSettings
 from edl.storage.checkpoint_manifest import DATASET_KEY, CheckpointManifest, commit_checkpoint, cut_directory
 from edl.storage.journal import Journal
-from edl.storage.journal_replay import replay_journal
+from edl.storage.journal_reader import read_journal
 from edl.storage.journal_truncation import explain_journal_damage, plan_restart, restart_journal
 from edl.storage.run_directory import RunDirectory, make_run_directory
 
@@ -55,7 +55,7 @@ def run_with(folder: Path, *done: int, dataset: bool = True) -> RunDirectory:
 
 
 def state_of(run: RunDirectory) -> JobStateMachine:
-    found, state = replay_journal(run.journal), JobStateMachine(SETTINGS)
+    found, state = read_journal(run.journal), JobStateMachine(SETTINGS)
     state.replay_journal(found.snapshot, list(found.entries))
     return state
 
@@ -65,7 +65,7 @@ def test_the_new_journal_is_the_job_at_its_checkpoint(tmp_path: Path) -> None:
     (run.logs / "worker-7.log").touch()
     (run.checkpoints / "cut-00000009").mkdir()  # an unfinished one has used its number
     with pytest.raises(StorageError, match="damaged"):
-        replay_journal(run.journal)
+        read_journal(run.journal)
 
     planned = plan_restart(run)
     aside = restart_journal(planned, "the test")

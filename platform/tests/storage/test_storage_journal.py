@@ -17,7 +17,7 @@ import pytest
 
 from edl.api.errors import BadInputError, RefusedError, RetryableError, StorageError
 from edl.storage.journal import Journal
-from edl.storage.journal_replay import replay_journal
+from edl.storage.journal_reader import read_journal
 from edl.storage.segment_chain import encode_record
 
 
@@ -58,7 +58,7 @@ def test_entries_that_gather_during_a_sync_share_the_next_one(journal: Journal, 
     journal.wait_until_durable(last)
 
     assert gate.calls == 2
-    assert [entry["n"] for entry in replay_journal(tmp_path).entries] == list(range(50))
+    assert [entry["n"] for entry in read_journal(tmp_path).entries] == list(range(50))
 
 
 def test_nothing_is_acknowledged_before_it_is_synced(journal: Journal, gate: SyncGate) -> None:
@@ -87,7 +87,7 @@ def test_the_order_of_lsn_is_the_order_in_the_file(journal: Journal, tmp_path: P
         thread.join()
     journal.wait_until_durable(max(noted)[0])
 
-    assert [entry["n"] for entry in replay_journal(tmp_path).entries] == [number for _, number in sorted(noted)]
+    assert [entry["n"] for entry in read_journal(tmp_path).entries] == [number for _, number in sorted(noted)]
     assert sorted(lsn for lsn, _ in noted) == list(range(1, 801))
 
 
@@ -98,7 +98,7 @@ def test_close_writes_what_nobody_waited_for(tmp_path: Path) -> None:
     journal.close()
     journal.close()
 
-    assert len(replay_journal(tmp_path).entries) == 100
+    assert len(read_journal(tmp_path).entries) == 100
     assert journal.failure is None
     with pytest.raises(StorageError, match="closed"):
         journal.append({})
@@ -136,7 +136,7 @@ def test_an_entry_that_is_not_json_is_refused_at_once_and_harms_nothing(
         journal.append(entry)
     journal.wait_until_durable(journal.append({"n": 1}))
 
-    assert list(replay_journal(tmp_path).entries) == [{"n": 1}]
+    assert list(read_journal(tmp_path).entries) == [{"n": 1}]
 
 
 def test_waiting_for_an_lsn_that_was_never_given_out_is_a_mistake(journal: Journal) -> None:
@@ -234,7 +234,7 @@ class TestDiskFull:
                 later()
             assert again.value is caught.value
 
-        found = replay_journal(tmp_path)
+        found = read_journal(tmp_path)
         assert (list(found.entries), found.torn_bytes) == ([{"n": 1}], 0)
 
     def test_a_sync_that_fails_acknowledges_nothing(self, journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +265,7 @@ except StorageError as error:
             [sys.executable, "-c", script, str(tmp_path)], capture_output=True, check=True, timeout=60
         )
         acknowledged, message = json.loads(done.stdout)
-        found = replay_journal(tmp_path)
+        found = read_journal(tmp_path)
 
         assert acknowledged == 6
         assert [entry["n"] for entry in found.entries] == list(range(acknowledged))
@@ -286,7 +286,7 @@ except StorageError as error:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
         assert sorted(path.name for path in tmp_path.iterdir()) == ["000001-000001.edlj", "LOCK"]
-        assert list(replay_journal(tmp_path).entries) == [{"n": 1}]
+        assert list(read_journal(tmp_path).entries) == [{"n": 1}]
 
 
 class TestCompaction:
@@ -302,7 +302,7 @@ class TestCompaction:
         gate.open.set()
         journal.wait_until_durable(last)
 
-        found = replay_journal(tmp_path)
+        found = read_journal(tmp_path)
         assert found.snapshot == {"sum": 1}
         assert list(found.entries) == [{"n": 2}]
         assert [path.name for path in tmp_path.glob("*.edlj")] == ["000001-000002.edlj"]
@@ -316,7 +316,7 @@ class TestCompaction:
         following.close()
 
         assert (found.snapshot, list(found.entries)) == ({"sum": 1}, [{"n": 2}])
-        again = replay_journal(tmp_path)
+        again = read_journal(tmp_path)
         assert (again.snapshot, list(again.entries)) == ({"sum": 1}, [{"n": 2}, {"n": 3}])
 
     def test_a_reader_that_is_overtaken_by_a_compaction_begins_again(
@@ -334,7 +334,7 @@ class TestCompaction:
 
         monkeypatch.setattr(Path, "read_bytes", overtake)
 
-        assert replay_journal(tmp_path).snapshot == {"sum": 1}
+        assert read_journal(tmp_path).snapshot == {"sum": 1}
 
     @pytest.mark.parametrize("survives", range(11))
     def test_a_crash_at_every_step_leaves_the_old_journal_or_the_new_one(
@@ -361,7 +361,7 @@ class TestCompaction:
         following.close()
 
         assert state(found) == [0, 1, 2]
-        assert state(replay_journal(tmp_path)) == [0, 1, 2, 3]
+        assert state(read_journal(tmp_path)) == [0, 1, 2, 3]
         assert following.incarnation == 5
         assert list(tmp_path.glob("*.tmp")) == []
         assert found.snapshot is not None or not acknowledged
@@ -399,7 +399,7 @@ def test_where_no_lock_can_be_had_a_second_opener_replaces_the_first(tmp_path: P
     second.wait_until_durable(second.append({"n": 2}))
     for journal in (first, second):
         journal.close()
-    assert [entry["n"] for entry in replay_journal(tmp_path).entries] == [1, 2]
+    assert [entry["n"] for entry in read_journal(tmp_path).entries] == [1, 2]
     assert not (tmp_path / "LOCK").exists()
 
 
@@ -409,4 +409,4 @@ def test_an_incarnation_is_above_those_that_others_know_of(tmp_path: Path, at_le
     journal, _ = Journal.open(tmp_path, holder="the second", minimum_incarnation=at_least)
     journal.close()
     assert journal.incarnation == incarnation
-    assert replay_journal(tmp_path).incarnation == incarnation
+    assert read_journal(tmp_path).incarnation == incarnation

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from edl.storage.journal_replay import replay_journal
+from edl.storage.journal_reader import read_journal
 
 WRITER = """
 import pathlib, sys, threading
@@ -43,7 +43,7 @@ def test_every_acknowledged_entry_survives_sigkill(tmp_path: Path) -> None:
             lines += writer.stdout.readlines()
         acknowledged = {int(line) for line in lines if line.endswith("\n")}
 
-        found = replay_journal(tmp_path)
+        found = read_journal(tmp_path)
         kept = [*(found.snapshot or {"seen": []})["seen"], *(entry["n"] for entry in found.entries)]
 
         assert found.incarnation == incarnation

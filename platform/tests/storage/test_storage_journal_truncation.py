@@ -18,7 +18,7 @@ from edl.core.state import JobSettings
 from edl.storage.checkpoint_manifest import MANIFEST_NAME, CheckpointManifest, cut_directory
 from edl.storage.durable_files import write_json
 from edl.storage.journal import Journal
-from edl.storage.journal_replay import JournalDamagedError, replay_journal
+from edl.storage.journal_reader import JournalDamagedError, read_journal
 from edl.storage.journal_truncation import JournaledCuts, check_not_truncated, usable_checkpoint
 from edl.storage.run_directory import RunDirectory, make_run_directory
 
@@ -51,7 +51,7 @@ def run_with(folder: Path, entries: list[Mapping[str, Any]], *complete: int, beg
 
 
 def check(run: RunDirectory) -> JournaledCuts:
-    return check_not_truncated(run, replay_journal(run.journal))
+    return check_not_truncated(run, read_journal(run.journal))
 
 
 ENTRIES = [announced(1), saved(1), announced(2), saved(2), announced(3)]
@@ -107,7 +107,7 @@ def test_a_journal_that_lost_its_end_is_not_written_to(tmp_path: Path) -> None:
     run = run_with(tmp_path, ENTRIES, 4)
     before = sorted(path.name for path in run.journal.iterdir())
     with pytest.raises(JournalDamagedError):
-        Journal.open(run.journal, holder="the next master", validate_replay=partial(check_not_truncated, run))
+        Journal.open(run.journal, holder="the next master", validate_content=partial(check_not_truncated, run))
     assert sorted(path.name for path in run.journal.iterdir()) == before
 
 

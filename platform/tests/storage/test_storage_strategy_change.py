@@ -24,7 +24,7 @@ from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.storage.checkpoint_manifest import DATASET_KEY, CheckpointManifest, commit_checkpoint, cut_directory
 from edl.storage.checkpoint_shards import write_shard
 from edl.storage.journal import Journal
-from edl.storage.journal_replay import replay_journal
+from edl.storage.journal_reader import read_journal
 from edl.storage.journal_truncation import restart_journal
 from edl.storage.run_directory import RunDirectory, make_run_directory, write_run_spec
 from edl.storage.run_resumption import check_resume_changes, check_spec_changes, has_journal
@@ -99,7 +99,7 @@ def continue_run(run: RunDirectory, strategy: str, *, from_checkpoint: bool = Fa
     assert ("what callbacks have decided" in taken) == (restart.old_strategy != "Local")
     assert anew.startswith("begins anew: random numbers of layers such as Dropout")
     restart_journal(restart, "the test")
-    found, state = replay_journal(run.journal), JobStateMachine(SETTINGS[strategy])
+    found, state = read_journal(run.journal), JobStateMachine(SETTINGS[strategy])
     state.replay_journal(found.snapshot, list(found.entries))
     return state
 

@@ -54,7 +54,7 @@ class JournalEntries:
 
 
 @dataclass(frozen=True)
-class JournalReplay:
+class JournalContent:
     """The content of a journal. It holds the bytes of all segments: drop it when the entries have been applied."""
 
     snapshot: dict[str, Any] | None
@@ -70,7 +70,7 @@ class JournalReplay:
     """Name and length in bytes of every segment that was read, oldest first."""
 
 
-def replay_journal(directory: Path) -> JournalReplay:
+def read_journal(directory: Path) -> JournalContent:
     """Read the journal in ``directory``. Changes nothing, and may run while the journal is written.
 
     Raises:
@@ -79,9 +79,9 @@ def replay_journal(directory: Path) -> JournalReplay:
     while True:
         segments = list_segments(directory)
         if not segments:
-            return JournalReplay(None, JournalEntries(()), 0, 0)
+            return JournalContent(None, JournalEntries(()), 0, 0)
         try:
-            return _read_journal(directory, segments[-1])
+            return _read_segments(directory, segments[-1])
         except FileNotFoundError as error:
             # the same newest segment: no compaction ran, so the file is really missing
             if list_segments(directory)[-1:] == segments[-1:]:
@@ -112,13 +112,13 @@ class _SegmentData:
             offset = end
 
 
-def _read_journal(directory: Path, newest: SegmentId) -> JournalReplay:
+def _read_segments(directory: Path, newest: SegmentId) -> JournalContent:
     # its fence lists the older segments, so it is read first
     last = _load_segment(directory, newest, None)
     fence = _read_fence(last)
     older = [_load_segment(directory, _segment_id(name, last), length) for name, length in fence.items()]
     chain = (*older, last)
-    return JournalReplay(
+    return JournalContent(
         snapshot=chain[0].opening.get("snapshot"),
         entries=JournalEntries(chain),
         incarnation=newest.incarnation,

@@ -16,7 +16,7 @@ from support.examples import examples
 
 from edl.api.errors import RefusedError, StorageError
 from edl.storage.journal import Journal
-from edl.storage.journal_replay import JournalDamagedError, replay_journal
+from edl.storage.journal_reader import JournalDamagedError, read_journal
 from edl.storage.segment_chain import HEADER_STRUCT, SegmentId, encode_record, encode_segment_header, find_record_end
 
 Entry = dict[str, Any]
@@ -52,7 +52,7 @@ def ends(path: Path) -> list[int]:
 
 
 def test_an_empty_journal_says_nothing(tmp_path: Path) -> None:
-    found = replay_journal(tmp_path / "missing")
+    found = read_journal(tmp_path / "missing")
 
     assert (found.snapshot, list(found.entries), found.incarnation, found.torn_bytes) == (None, [], 0, 0)
 
@@ -63,7 +63,7 @@ def test_entries_come_back_in_order_over_incarnations(groups: list[list[Entry]])
     with folder() as directory:
         for group in groups:
             write(directory, [group])
-        found = replay_journal(directory)
+        found = read_journal(directory)
 
         assert list(found.entries) == [entry for group in groups for entry in group]
         assert len(found.entries) == sum(map(len, groups))
@@ -79,7 +79,7 @@ def test_a_journal_cut_off_anywhere_keeps_every_entry_before_the_cut(groups: lis
         whole, (opening, *boundaries) = path.read_bytes(), ends(path)
         for length in range(opening, len(whole) + 1):
             path.write_bytes(whole[:length])
-            found = replay_journal(directory)
+            found = read_journal(directory)
 
             survivors = sum(end <= length for end in boundaries)
             assert list(found.entries) == appended[:survivors]
@@ -92,7 +92,7 @@ def test_a_segment_without_its_opening_record_is_no_crash_but_damage(tmp_path: P
     for length in range(opening):
         path.write_bytes(whole[:length])
         with pytest.raises(StorageError, match=path.name):
-            replay_journal(tmp_path)
+            read_journal(tmp_path)
 
 
 @settings(max_examples=examples(15), deadline=None)
@@ -105,7 +105,7 @@ def test_a_changed_byte_is_found_or_costs_at_most_the_last_group(groups: list[li
         for offset in range(len(whole)):
             path.write_bytes(whole[:offset] + bytes([whole[offset] ^ mask]) + whole[offset + 1 :])
             try:
-                found = list(replay_journal(directory).entries)
+                found = list(read_journal(directory).entries)
             except StorageError:
                 continue
             assert found == appended[: len(found)]
@@ -117,7 +117,7 @@ def test_zeros_that_a_crash_left_are_a_torn_tail(tmp_path: Path) -> None:
     with path.open("ab") as file:
         file.write(bytes(4096))
 
-    found = replay_journal(tmp_path)
+    found = read_journal(tmp_path)
 
     assert list(found.entries) == [{"a": 1}]
     assert found.torn_bytes == 4096
@@ -132,7 +132,7 @@ def test_a_torn_tail_stays_where_it_is_and_the_next_incarnation_goes_on_behind_i
     write(tmp_path, [[{"b": 2}]])
 
     assert path.read_bytes() == torn
-    assert list(replay_journal(tmp_path).entries) == [{"a": 1}, {"b": 2}]
+    assert list(read_journal(tmp_path).entries) == [{"a": 1}, {"b": 2}]
 
 
 def test_damage_in_an_older_segment_names_file_and_byte(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_damage_in_an_older_segment_names_file_and_byte(tmp_path: Path) -> None:
     path.write_bytes(data)
 
     with pytest.raises(StorageError, match=f"{path.name}: .*checksum is wrong at byte {last}"):
-        replay_journal(tmp_path)
+        read_journal(tmp_path)
 
 
 @pytest.mark.parametrize("how", ["removed", "shortened"])
@@ -157,7 +157,7 @@ def test_an_older_segment_that_lost_bytes_is_an_error(tmp_path: Path, how: str) 
         path.write_bytes(path.read_bytes()[:-1])
 
     with pytest.raises(StorageError, match=path.name):
-        replay_journal(tmp_path)
+        read_journal(tmp_path)
 
 
 def test_another_format_version_is_refused_with_both_versions(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_another_format_version_is_refused_with_both_versions(tmp_path: Path) ->
     path.write_bytes(bytes(header) + path.read_bytes()[HEADER_STRUCT.size :])
 
     with pytest.raises(StorageError, match=r"version 7\b.*version 1\b"):
-        replay_journal(tmp_path)
+        read_journal(tmp_path)
 
 
 @pytest.mark.parametrize("byte", [2, 9, 20])
@@ -179,7 +179,7 @@ def test_a_damaged_header_gets_the_hint_of_other_damage(tmp_path: Path, byte: in
     path.write_bytes(data)
 
     with pytest.raises(JournalDamagedError) as caught:
-        replay_journal(tmp_path)
+        read_journal(tmp_path)
     assert "--from-checkpoint" in (caught.value.hint or "")
     assert caught.value.where == str(path)
 
@@ -189,7 +189,7 @@ def test_a_segment_under_another_name_is_refused(tmp_path: Path) -> None:
     path.rename(tmp_path / SegmentId(4, 1).file_name)
 
     with pytest.raises(StorageError, match=path.name):
-        replay_journal(tmp_path)
+        read_journal(tmp_path)
 
 
 def test_a_length_beyond_the_limit_is_damage_before_anything_is_allocated(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_length_beyond_the_limit_is_damage_before_anything_is_allocated(tmp_pa
     with path.open("ab") as file:
         file.write(struct.pack("<II", 0x7FFFFFFF, 0))
 
-    assert replay_journal(tmp_path).torn_bytes == 8
+    assert read_journal(tmp_path).torn_bytes == 8
 
 
 class TestZombie:
@@ -219,7 +219,7 @@ class TestZombie:
             zombie.wait_until_durable(lsn)
 
         assert b"zombie" in (tmp_path / SegmentId(1, 1).file_name).read_bytes()
-        assert list(replay_journal(tmp_path).entries) == [{"n": 1}, {"n": 2}]
+        assert list(read_journal(tmp_path).entries) == [{"n": 1}, {"n": 2}]
         with pytest.raises(RefusedError):
             zombie.append({"n": 3})
 
@@ -230,7 +230,7 @@ class TestZombie:
         with pytest.raises(RefusedError):
             zombie.wait_until_durable(lsn)
 
-        found = replay_journal(tmp_path)
+        found = read_journal(tmp_path)
         assert (found.snapshot, list(found.entries)) == (None, [{"n": 1}, {"n": 2}])
 
     def test_bytes_behind_the_fence_are_ignored_by_every_later_incarnation(
@@ -241,4 +241,4 @@ class TestZombie:
             file.write(encode_record({"n": "zombie"}))
         write(tmp_path, [[{"n": 3}]])
 
-        assert list(replay_journal(tmp_path).entries) == [{"n": 1}, {"n": 2}, {"n": 3}]
+        assert list(read_journal(tmp_path).entries) == [{"n": 1}, {"n": 2}, {"n": 3}]
