@@ -328,7 +328,18 @@ class JobStateMachine(JobState):
     def begin_incarnation(self, number: int) -> list[CoreCommand]:
         """Start as master number ``number`` of this run, the first one or one that was restarted.
 
-        The state is that of the replayed journal; a cut in progress is aborted.
+        The state is that of the replayed journal; a cut in progress is aborted. A master restarts in this order:
+
+        1. ``edl.storage.journal.Journal.open`` reads the journal and begins an incarnation: what an older master still
+           writes does not count.
+        2. ``JobState.replay_journal`` applies the snapshot and the entries.
+        3. This method enters ``MasterStarted``.
+        4. ``WorldRounds.handle_restart``, called from here, lets a running round of AllReduce go on, and closes one
+           that not all members have confirmed.
+        5. ``pod_events.handle_pods_synced``: the cluster has listed the pods. Those that are missing have ended, and
+           the PS are asked again about revocations in progress.
+        6. ``parameter_servers.handle_ps_registered`` attaches every PS, which has kept its parameters. Workers keep
+           their leases, and report them with the next message.
         """
         self.pending_commands = []
         record_entry(self, MasterStarted(number=number))

@@ -337,7 +337,7 @@ class MasterProcess:
         self._spec, self._identity = spec, identity
         self._bad_module: EdlError | None = None
         self._weights = self._find_weights()
-        state, self._journal = self._replay_journal(f"master process {os.getpid()}")
+        state, self._journal = self._open_journal(f"master process {os.getpid()}")
         # What follows from a failed preparation, such as a missing module, is not the reason.
         self._bad_module = problem or self._bad_module
         self._publisher = (
@@ -373,7 +373,7 @@ class MasterProcess:
         self._resources = ExitStack()
         self._periodic_reports = PeriodicReports(self.shell, self._reporter, self._publisher, self._run)
 
-    def _replay_journal(self, holder: str) -> tuple[JobStateMachine, Journal]:
+    def _open_journal(self, holder: str) -> tuple[JobStateMachine, Journal]:
         durable = self._backend.durable
         settings = settings_from_spec(
             self._spec,
@@ -383,7 +383,7 @@ class MasterProcess:
         )
         fence = self._backend.fence
         with explain_journal_damage(self._run):
-            journal, replay = Journal.open(
+            journal, content = Journal.open(
                 self._run.journal,
                 holder=holder,
                 exclusive=fence is None,
@@ -391,10 +391,10 @@ class MasterProcess:
                 validate_content=partial(check_not_truncated, self._run),
             )
         state = JobStateMachine(settings)
-        state.replay_journal(replay.snapshot, list(replay.entries))
-        if replay.incarnation:
-            log.info("replayed the journal of incarnation %d: %d entries", replay.incarnation, len(replay.entries))
-        self._begins_anew = not (replay.incarnation or durable) and journal.incarnation > 1
+        state.replay_journal(content.snapshot, list(content.entries))
+        if content.incarnation:
+            log.info("replayed the journal of incarnation %d: %d entries", content.incarnation, len(content.entries))
+        self._begins_anew = not (content.incarnation or durable) and journal.incarnation > 1
         return state, journal
 
     def _find_weights(self) -> RunWeights | None:
