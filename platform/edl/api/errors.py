@@ -8,15 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-INTERRUPTED_EXIT = 130
-"""After Ctrl-C (SIGINT)."""
-SIGKILL_EXIT = 137
-"""After SIGKILL: sent by the kernel's OOM killer, by the kubelet or by a person. A process cannot catch it."""
-OUTPUT_CLOSED_EXIT = 141
-"""After SIGPIPE: the program that reads the output has closed it, such as ``edl events | head``."""
-SIGTERM_EXIT = 143
-"""After SIGTERM. A master that shuts down in order returns it, too, and never 0: the Job of a master that exits with 0
-is Complete and is not started again. Workers and parameter servers that shut down in order end with 0."""
+from edl.api.exit_codes import BAD_INPUT_EXIT, FAILED_EXIT
 
 
 class EdlError(Exception):
@@ -28,7 +20,7 @@ class EdlError(Exception):
         hint: what the user can do about it.
     """
 
-    exit_code: ClassVar[int] = 1
+    exit_code: ClassVar[int] = FAILED_EXIT
 
     def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
         super().__init__(message)
@@ -44,7 +36,7 @@ class EdlError(Exception):
 class BadInputError(EdlError):
     """The user's job file, model or data is invalid (exit code 2)."""
 
-    exit_code = 2
+    exit_code = BAD_INPUT_EXIT
 
 
 class JobFailedError(EdlError):

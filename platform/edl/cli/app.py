@@ -18,7 +18,8 @@ import typer
 import typer.main
 from typer.core import TyperCommand
 
-from edl.api.errors import INTERRUPTED_EXIT, EdlError
+from edl.api.errors import EdlError
+from edl.api.exit_codes import INTERRUPTED_EXIT
 from edl.reporting.terminal_text import sanitize_standard_streams
 
 COMMANDS = {

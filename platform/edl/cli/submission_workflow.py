@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edl.api.errors import INTERRUPTED_EXIT, BadInputError, EdlError, JobFailedError
+from edl.api.errors import BadInputError, EdlError, JobFailedError
+from edl.api.exit_codes import INTERRUPTED_EXIT
 from edl.api.job_spec import JobSpec
 from edl.api.run_events import RunStarted
 from edl.cli.options import confirm_action, connect_api

@@ -16,7 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from edl.api.errors import SIGTERM_EXIT, EdlError, JobFailedError, RetryableError
+from edl.api.errors import EdlError, JobFailedError, RetryableError
+from edl.api.exit_codes import REFUSED_EXIT, SIGTERM_EXIT, TRY_AGAIN_EXIT
 from edl.api.job_spec import JobSpec
 from edl.cli.options import connect_api
 from edl.cli.submission_plan import TextReporter
@@ -265,7 +266,6 @@ class ReleaseSubmitter:
         return check_master_start
 
 
-REFUSED_EXIT, TRY_AGAIN_EXIT = 2, 75
 _RETRYABLE_ERRORS = (RetryableError, DeletionTimeoutError)
 
 

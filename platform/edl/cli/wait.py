@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edl.api.errors import BadInputError
+from edl.api.exit_codes import TIMED_OUT_EXIT
 from edl.cli.options import ContextOption, JobArgument, NamespaceOption, connect_api
 from edl.ops.followup_command import command_arguments
 from edl.reporting.unit_formats import format_duration
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from edl.ops.job_view import JobView
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
-TIMED_OUT_EXIT = 124
-"""The exit code that timeout(1) uses too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from edl.api.cluster_port import PodPhase, PodStatus, TerminationCause
-from edl.api.errors import SIGKILL_EXIT, SIGTERM_EXIT
+from edl.api.exit_codes import SIGKILL_EXIT, SIGTERM_EXIT
 from edl.core.backoff import ExponentialBackoff
 from edl.core.decision import Decision
 

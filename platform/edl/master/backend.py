@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edl.api.cluster_port import JobCluster
+from edl.api.exit_codes import DONE_EXIT
 from edl.api.job_spec import JobSpec
 from edl.cluster.local.desired_state_file import DesiredStateFile
 from edl.cluster.local.local_cluster import LocalCluster
@@ -18,8 +19,6 @@ from edl.cluster.status_port import DesiredStateSource, StatusPublisher
 from edl.core.leader_election import MasterFence
 from edl.storage.run_directory import RunDirectory
 from edl.transport.process_identity import ProcessIdentity
-
-DONE_EXIT, FAILED_EXIT = 0, 1
 
 
 class MasterBackend(Protocol):

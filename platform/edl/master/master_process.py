@@ -34,7 +34,8 @@ from functools import partial
 from pathlib import Path
 
 from edl.api.cluster_port import POD_GRACE_SECONDS, Role
-from edl.api.errors import SIGTERM_EXIT, BadInputError, EdlError, StorageError
+from edl.api.errors import BadInputError, EdlError, StorageError
+from edl.api.exit_codes import DONE_EXIT, FAILED_EXIT, SIGTERM_EXIT
 from edl.api.job_spec import CheckpointSpec, JobSpec
 from edl.api.run_events import RoleStarted, WarningRaised
 from edl.cluster.status_port import DesiredState
@@ -63,7 +64,7 @@ from edl.jobfile.section_type import to_json
 from edl.jobfile.strategy_choice import count_parameter_servers, has_own_state, uses_all_reduce
 from edl.jobfile.zoo_lookup import find_model_function
 from edl.master import guarded_threads
-from edl.master.backend import DONE_EXIT, FAILED_EXIT, MasterBackend, choose_backend
+from edl.master.backend import MasterBackend, choose_backend
 from edl.master.checkpoint_coordinator import CheckpointCoordinator
 from edl.master.master_commands import CommandEnd, prepare_run, run_command
 from edl.master.master_service import MasterService

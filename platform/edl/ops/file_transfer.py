@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from edl.api.errors import SIGTERM_EXIT, BadInputError, EdlError, RetryableError, StorageError
+from edl.api.errors import BadInputError, EdlError, RetryableError, StorageError
+from edl.api.exit_codes import SIGTERM_EXIT
 from edl.core.backoff import ExponentialBackoff
 from edl.retry.attempts import Retry, no_jitter
 from edl.storage.copy_protocol import (

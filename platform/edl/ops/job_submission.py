@@ -16,7 +16,8 @@ from enum import StrEnum
 from typing import Any
 
 from edl.api.cluster_port import PodPhase, Role
-from edl.api.errors import SIGTERM_EXIT, EdlError
+from edl.api.errors import EdlError
+from edl.api.exit_codes import SIGTERM_EXIT
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import KubeClient
 from edl.cluster.kubernetes.api_errors import ApiError, ConflictError, NotFoundError, RbacDeniedError

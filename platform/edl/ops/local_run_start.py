@@ -19,7 +19,8 @@ from signal import Signals as Signal
 from types import FrameType
 from typing import NoReturn
 
-from edl.api.errors import INTERRUPTED_EXIT, OUTPUT_CLOSED_EXIT, SIGTERM_EXIT, BadInputError, StorageError
+from edl.api.errors import BadInputError, StorageError
+from edl.api.exit_codes import INTERRUPTED_EXIT, OUTPUT_CLOSED_EXIT, SIGTERM_EXIT
 from edl.api.job_spec import JobSpec
 from edl.api.run_events import JobEnded, JobEvent, RunStarted, WarningRaised
 from edl.api.status import Status, Summary

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from edl.api.exit_codes import BAD_INPUT_EXIT
 from edl.pod.init_process import AnnounceLog, InitProcess
 
 ROLES = ("master", "ps", "worker")
@@ -20,7 +21,6 @@ The process of a container of a job. SPEC is the JobSpec, mounted by the pod. Th
 run master, ps and worker. submit does the same as edl submit SPEC --yes --watch, or as the submitter of a release of
 the chart edl-job.
 """
-BAD_INPUT_EXIT = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -17,7 +17,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from edl.api.cluster_port import POD_GRACE_SECONDS
-from edl.api.errors import SIGTERM_EXIT, BadInputError, EdlError
+from edl.api.errors import BadInputError, EdlError
+from edl.api.exit_codes import SIGTERM_EXIT
 from edl.api.job_spec import JobSpec
 from edl.data.reader import Metadata, Reader
 from edl.jobfile.loader import load_job_file

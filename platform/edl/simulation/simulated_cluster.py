@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from edl.api.cluster_port import PodOptions, PodPhase, PodStatus, Role, TerminationCause
-from edl.api.errors import SIGKILL_EXIT
+from edl.api.exit_codes import SIGKILL_EXIT
 
 if TYPE_CHECKING:
     from edl.simulation.clock import VirtualClock

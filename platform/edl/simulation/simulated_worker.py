@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from edl.api.errors import SIGKILL_EXIT
+from edl.api.exit_codes import SIGKILL_EXIT
 from edl.core.crash_suspects import MAX_FED_AHEAD
 from edl.core.events import (
     Acknowledged,

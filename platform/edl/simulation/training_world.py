@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from edl.api.cluster_port import PodOptions, PodStatus, Role, TerminationCause
-from edl.api.errors import SIGKILL_EXIT
+from edl.api.exit_codes import SIGKILL_EXIT
 from edl.api.journal_entries import JobResumed, JournalEntry, LeaseReturned, ParametersRolledBack
 from edl.api.run_events import JobEvent
 from edl.core import events as ev

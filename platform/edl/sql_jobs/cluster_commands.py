@@ -22,7 +22,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from edl.api.errors import SIGTERM_EXIT, BadInputError, EdlError
+from edl.api.errors import BadInputError, EdlError
+from edl.api.exit_codes import SIGTERM_EXIT
 from edl.api.job_spec import JobSpec
 from edl.jobfile.loader import dump_job_spec, load_job_file
 from edl.jobfile.strategy_choice import uses_all_reduce

@@ -13,7 +13,8 @@ import sys
 from concurrent.futures import Future
 from pathlib import Path
 
-from edl.api.errors import INTERRUPTED_EXIT, EdlError
+from edl.api.errors import EdlError
+from edl.api.exit_codes import INTERRUPTED_EXIT
 from edl.worker.command_program import read_command, run_program
 from edl.worker.graceful_shutdown import end_process
 

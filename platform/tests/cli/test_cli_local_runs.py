@@ -15,7 +15,7 @@ from cli.cli_harness import SUMMARY, CliHarness, cli_with_job
 from support.in_memory_cluster import NOW
 from support.text_keys import missing_keys
 
-from edl.cli.wait import TIMED_OUT_EXIT
+from edl.api.exit_codes import TIMED_OUT_EXIT
 from edl.cluster.kubernetes.api_errors import NoKubeconfigError
 from edl.cluster.status_port import DesiredState
 from edl.ops import job_view

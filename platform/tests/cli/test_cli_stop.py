@@ -11,7 +11,8 @@ from support import job_objects
 from support.job_objects import conditions, put_job, with_status
 from support.text_keys import missing_keys
 
-from edl.cli.wait import TIMED_OUT_EXIT, wait_for_goal
+from edl.api.exit_codes import TIMED_OUT_EXIT
+from edl.cli.wait import wait_for_goal
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.resource_kinds import JOBS
 from edl.cluster.status_port import DesiredState

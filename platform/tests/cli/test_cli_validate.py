@@ -233,6 +233,7 @@ def test_help_imports_next_to_nothing() -> None:
         "edl.cli.app",
         "edl.reporting",
         "edl.api.errors",
+        "edl.api.exit_codes",
         "edl.api",
         "edl.reporting.terminal_text",  # between each print, of the help too, and the terminal
     }

@@ -11,7 +11,8 @@ from support.sleep_clock import SleepClock
 from support.text_keys import missing_keys
 
 from edl.api.errors import BadInputError
-from edl.cli.wait import TIMED_OUT_EXIT, parse_goal, wait_for_goal
+from edl.api.exit_codes import TIMED_OUT_EXIT
+from edl.cli.wait import parse_goal, wait_for_goal
 from edl.cluster.kubernetes.api_errors import NoResponseError
 from edl.jobfile.published_status import PublishedStatus
 from edl.ops.job_view import JobView, UnknownJobError

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.text_keys import missing_keys
 
-from edl.api.errors import INTERRUPTED_EXIT, SIGTERM_EXIT
+from edl.api.exit_codes import INTERRUPTED_EXIT, SIGTERM_EXIT
 from edl.api.job_spec import DataSpec, JobSpec, ModelSpec, TrainSpec
 from edl.api.run_events import (
     CheckpointSaved,

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from edl.api.errors import INTERRUPTED_EXIT, BadInputError, EdlError
+from edl.api.errors import BadInputError, EdlError
+from edl.api.exit_codes import ELASTICDL_USAGE_EXIT, INTERRUPTED_EXIT
 from edl.cli.elasticdl.flags import COMMANDS, JOB_COMMANDS
 from edl.cli.elasticdl.parser import parse_command_line
 from edl.jobfile.document_tree import closest_match
@@ -29,8 +30,6 @@ has no effect, which a line says, or is refused with what to write instead.
 --dry-run prints the job file, and --yaml=FILE writes it; edl run and edl submit read it.
 elasticdl COMMAND -h lists the flags. The page for ElasticDL's users: {MIGRATION_PAGE}
 """
-_USAGE_EXIT = 1
-"""As ElasticDL's client, for a line without a command."""
 _OTHER_COMMANDS = {"clean": "edl delete JOB removes a job; the Docker engine removes images"}
 
 
@@ -53,7 +52,7 @@ def main(args: Sequence[str] | None = None) -> None:
 def _run(words: Sequence[str]) -> int:
     if not words or list(words) == ["zoo"]:
         print(_HELP, file=sys.stderr, end="")
-        return _USAGE_EXIT
+        return ELASTICDL_USAGE_EXIT
     if words[0] in ("-h", "--help") or (words[0] == "zoo" and words[1] in ("-h", "--help")):
         print(_HELP, end="")
         return 0

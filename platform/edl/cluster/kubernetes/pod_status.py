@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edl.api.cluster_port import PodPhase, PodStatus, Role, TerminationCause
-from edl.api.errors import SIGKILL_EXIT, SIGTERM_EXIT
+from edl.api.exit_codes import SIGKILL_EXIT, SIGTERM_EXIT
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.resource_kinds import Manifest, is_being_deleted, parse_timestamp
 

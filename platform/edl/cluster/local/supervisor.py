@@ -16,7 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from edl.api.cluster_port import PodPhase, PodStatus, Role
-from edl.api.errors import INTERRUPTED_EXIT, SIGKILL_EXIT, SIGTERM_EXIT, BadInputError, RetryableError
+from edl.api.errors import BadInputError, RetryableError
+from edl.api.exit_codes import INTERRUPTED_EXIT, SIGKILL_EXIT, SIGTERM_EXIT
 from edl.cluster.local import parent_death
 from edl.cluster.local.orphan_reaper import OrphanReaper
 from edl.cluster.local.role_process import ExitStatus, RoleCommand, RoleEnvironment, RoleProcess
