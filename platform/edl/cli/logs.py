@@ -161,12 +161,12 @@ def _read_from_volume(
 
 
 def _reader_pod_options(spec: Mapping[str, Any], place: ClaimPath, image: str) -> HelperPodSpec:
-    from edl.core import worker_priority
+    from edl.core import priority_rule
     from edl.ops.file_transfer import IMAGE_VARIABLE
     from edl.ops.helper_pod import HelperPodSpec
 
     user, pod = spec["security"]["run_as"], spec.get("pod") or {}
-    workers = spec["workers"].get("priority") or worker_priority.LOW_PRIORITY_CLASS
+    workers = spec["workers"].get("priority") or priority_rule.LOW_PRIORITY_CLASS
     return HelperPodSpec(
         place.claim,
         image,
@@ -177,7 +177,7 @@ def _reader_pod_options(spec: Mapping[str, Any], place: ClaimPath, image: str) -
         image_remedy=f"Set {IMAGE_VARIABLE} to another image with Python and EDL that the nodes can pull.",
         pull_secrets=tuple(pod.get("image_pull_secrets") or ()),
         # a class that the cluster has and the namespace allows, since the job's workers have it
-        priority_class=worker_priority.parse_priority(workers).priority_class(elevated=False),
+        priority_class=priority_rule.parse_priority(workers).priority_class(elevated=False),
     )
 
 

@@ -205,7 +205,7 @@ def forecast_table(forecast: JobForecast, least_workers: int) -> list[str]:
         [
             placement.group.role.value,
             _count_text(placement, forecast, least_workers),
-            priority_class(placement),
+            rendered_priority_class(placement),
             _requests_text(placement),
         ]
         for placement in forecast.placements
@@ -251,7 +251,7 @@ def forecast_json(placement: GroupPlacement) -> dict[str, Any]:
     return {
         "role": placement.group.role.value,
         "count": placement.group.count,
-        "priority": priority_class(placement),
+        "priority": rendered_priority_class(placement),
         "requests": amounts_json(placement.requests_per_pod),
         "allowed_by_quota": placement.allowed_pods,
         "at_once": placement.placed_pods,
@@ -265,7 +265,7 @@ def amounts_json(amounts: ResourceAmounts) -> dict[str, float]:
     return {name: int(amount) if amount.denominator == 1 else float(amount) for name, amount in amounts.items()}
 
 
-def priority_class(placement: GroupPlacement) -> str:
+def rendered_priority_class(placement: GroupPlacement) -> str:
     """The name of the PriorityClass; empty if the pods have none."""
     return str(placement.group.pod["spec"].get("priorityClassName", ""))
 

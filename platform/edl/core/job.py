@@ -35,7 +35,7 @@ The state and what it consists of:
 * ``world_returns``: which leases return when a round of AllReduce starts;
 * ``state_agreement``, ``evaluation_copies``, ``global_batch``: ranks that differ, copies to evaluate, fixed steps;
 * ``record_ranges``, ``shuffle``, ``interleaving``, ``permutation``: which records there are, and in which order;
-* ``worker_priority``, ``leader_election``, ``partition``, ``backoff``: policies that know nothing of the job;
+* ``priority_rule``, ``leader_election``, ``partition``, ``backoff``: policies that know nothing of the job;
 * ``decision``, ``job_counters``, ``strict_json``, ``short_list``: small values and forms of text.
 """
 

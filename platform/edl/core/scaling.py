@@ -15,7 +15,7 @@ from itertools import islice
 from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, Role
 from edl.api.journal_entries import WorkerChanged, WorkerDismissed, WorkersScaled
 from edl.api.run_events import RoleLeaving, RoleRequested, WorkerCountChanged
-from edl.core import worker_priority
+from edl.core import priority_rule
 from edl.core.events import DeletePod, ScaleRequested, StartPod
 from edl.core.grants import remaining_step_budget
 from edl.core.job_pods import JobPod
@@ -177,7 +177,7 @@ def _request_reason(state: JobState, role: Role, wanted: int) -> str:
 def _worker_options(state: JobState) -> PodOptions:
     """The options of the next worker pod."""
     s, fleet = state.settings, state.pods
-    raised = bool(s.elevated_share) and worker_priority.next_is_elevated(
+    raised = bool(s.elevated_share) and priority_rule.next_is_elevated(
         s.elevated_share, state.workers_max, fleet.count_elevated()
     )
     return PodOptions(fleet.worker_memory.memory_factor(s.oom_memory_factor), raised)

@@ -39,7 +39,7 @@ from edl.api.exit_codes import DONE_EXIT, FAILED_EXIT, SIGTERM_EXIT
 from edl.api.job_spec import CheckpointSpec, JobSpec
 from edl.api.run_events import RoleStarted, WarningRaised
 from edl.cluster.status_port import DesiredState
-from edl.core import worker_priority
+from edl.core import priority_rule
 from edl.core.cuts import FINAL_SECONDS, STOPPED
 from edl.core.events import (
     CoreEvent,
@@ -134,7 +134,7 @@ def settings_from_spec(spec: JobSpec, *, describe: bool, durable: bool, weights_
         ps=count_parameter_servers(spec),
         workers=spec.workers.max,
         workers_min=spec.workers.min,
-        elevated_share=worker_priority.parse_priority(spec.workers.priority).share,
+        elevated_share=priority_rule.parse_priority(spec.workers.priority).share,
         oom_memory_factor=spec.workers.oom_memory_factor,
         worker_memory=format_size(spec.workers.resources.memory),
         ps_memory=format_size(spec.ps.resources.memory),

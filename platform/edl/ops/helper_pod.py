@@ -24,7 +24,7 @@ from edl.cluster.kubernetes.api_errors import ApiError, ForbiddenError, NoRespon
 from edl.cluster.kubernetes.pod_exec import PodExec
 from edl.cluster.kubernetes.pod_status import pod_phase
 from edl.cluster.kubernetes.resource_kinds import PODS, VOLUME_CLAIMS, Manifest
-from edl.core.worker_priority import LOW_PRIORITY_CLASS
+from edl.core.priority_rule import LOW_PRIORITY_CLASS
 from edl.ops.access_reviews import AccessRight, has_right
 from edl.ops.pod_problems import IMAGE_REASONS, PodProblem, find_pod_problem, insufficient_resources
 

@@ -9,7 +9,7 @@ from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, Role
 from edl.api.job_spec import JobSpec
 from edl.cluster.kubernetes.job_manifests import render_job, render_master_pod, render_pod
 from edl.cluster.kubernetes.resource_kinds import Manifest
-from edl.core.worker_priority import elevated_worker_count, parse_priority
+from edl.core.priority_rule import elevated_worker_count, parse_priority
 from edl.jobfile.path_resolution import pod_storage_path
 from edl.jobfile.strategy_choice import count_parameter_servers
 from edl.ops.job_forecast import PodGroup

@@ -17,7 +17,7 @@ from edl.api.job_spec import JobSpec, MasterSpec, ParameterServerSpec, WorkerSpe
 from edl.api.pod_spec import ResourceSpec, RunAsSpec, SecretKeyRef, VolumeSpec
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.resource_kinds import Manifest
-from edl.core import worker_priority
+from edl.core import priority_rule
 from edl.jobfile.path_resolution import UNSHARED_STORAGE_DIR, has_shared_storage, pod_storage_path
 from edl.jobfile.quantities import format_cores, format_size
 from edl.jobfile.strategy_choice import uses_all_reduce
@@ -304,7 +304,7 @@ def _pod_spec(spec: JobSpec, identity: PodIdentity, options: PodOptions) -> Mani
         # a master restarts in its pod; the others never do, so that the end of a container is the end of its pod
         "restartPolicy": "OnFailure" if master else "Never",
         "terminationGracePeriodSeconds": POD_GRACE_SECONDS,
-        "priorityClassName": worker_priority.parse_priority(section.priority).priority_class(elevated=options.elevated),
+        "priorityClassName": priority_rule.parse_priority(section.priority).priority_class(elevated=options.elevated),
         "serviceAccountName": spec.security.master_account if master else spec.security.pod_account,
         "automountServiceAccountToken": master,
         "enableServiceLinks": False,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.core.worker_priority import PriorityRule, elevated_worker_count, next_is_elevated, parse_priority
+from edl.core.priority_rule import PriorityRule, elevated_worker_count, next_is_elevated, parse_priority
 
 
 @pytest.mark.parametrize(

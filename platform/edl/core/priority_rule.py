@@ -1,4 +1,4 @@
-"""Priority classes of workers, including ElasticDL's rule ``high=0.5`` that splits them.
+"""PriorityClasses of master, parameter servers and workers, including ElasticDL's rule ``high=0.5`` that splits them.
 
 A rule names a class, or a class and the share of the workers that get it; the others get ``low``.
 """
