@@ -17,7 +17,7 @@ from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.parameter_snapshot import ParameterSnapshot
 from edl.numerics.parameter_store import NumpyParameterStore, ParameterStore, PushGradients, TableParameterStore
 from edl.ps.applied_steps import AppliedSteps
-from edl.ps.initial_rows import InitialRowsReader
+from edl.ps.init_from_rows import InitialRowsReader
 from edl.ps.keras_checkpoint import KerasCheckpoint
 from edl.ps.shard_restore import CutSnapshot
 from edl.transport.peer_errors import PeerRefusedError

@@ -21,7 +21,7 @@ from edl.numerics.parameter_snapshot import RowArrays
 from edl.ps import keras_checkpoint
 from edl.ps.applied_steps import AdmissionOutcome, AppliedSteps, PushId
 from edl.ps.cut_state import CutState
-from edl.ps.initial_rows import InitialRowsReader
+from edl.ps.init_from_rows import InitialRowsReader
 from edl.ps.keras_checkpoint import KerasCheckpoint
 from edl.ps.messages import AttachResult, MasterAttachment, PsStatistics, SnapshotResult
 from edl.ps.model_state import ModelState, StoreFactory

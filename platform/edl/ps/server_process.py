@@ -19,7 +19,7 @@ from edl.core.backoff import ExponentialBackoff
 from edl.numerics.embedding_table import RowRetention
 from edl.ps.bulk_handler import MAX_REQUEST_BYTES, BulkRequestHandler
 from edl.ps.control_service import PsControlService
-from edl.ps.initial_rows import make_initial_rows_reader
+from edl.ps.init_from_rows import make_initial_rows_reader
 from edl.ps.model_state import StoreFactory
 from edl.ps.parameter_server import ParameterServer
 from edl.ps.shard_writer import ShardWriter

@@ -11,7 +11,7 @@ from edl.api.job_spec import JobSpec, ModelSpec, ParameterServerSpec
 from edl.api.tables import TableSpec
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.ps.initial_rows import make_initial_rows_reader
+from edl.ps.init_from_rows import make_initial_rows_reader
 from edl.storage.initial_weights import CONVERTED_FILE
 from edl.storage.run_directory import RunDirectory, make_run_directory
 from edl.storage.run_weights import HELD_DIRECTORY, RunWeights
