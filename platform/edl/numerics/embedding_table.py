@@ -1,4 +1,4 @@
-"""The port to the rows of one embedding table; docs/design/0007 has its guarantees."""
+"""The port to the rows of one embedding table, which are lazily initialised; docs/design/0007 has its guarantees."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Initial values of embedding rows, as a function of the table's seed and the row's id.
 
-An untrained row is not stored. The PS computes it for each pull and the worker computes it when it
-exports a model, and both must get the same numbers. So the values come from a counter-based
-generator (Salmon et al.: Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011). They do not depend
-on the order in which rows appear, nor on the machine.
+Rows are lazily initialised: an untrained row is not stored. The PS computes it for each pull and
+the worker computes it when it exports a model, and both must get the same numbers. So the values
+come from a counter-based generator (Salmon et al.: Parallel Random Numbers: As Easy as 1, 2, 3, SC
+2011). They do not depend on the order in which rows appear, nor on the machine.
 
 An initializer is a JSON object: ``{"name": "zeros"}``, ``{"name": "constant", "value": c}``,
 ``{"name": "uniform", "minval": a, "maxval": b}``, ``{"name": "normal", "mean": m, "stddev": s}`` or

@@ -1,7 +1,8 @@
 """The rows that a parameter server's tables begin with, if the job begins with the weights of another one.
 
 The values of dense variables come with a worker's declaration. Rows do not: a table may be larger than a worker's
-memory, and each server reads the rows that it owns.
+memory, and each server reads the rows that it owns. Rows without such values are initialised lazily:
+``edl.numerics.initializers``.
 """
 
 from __future__ import annotations
