@@ -15,6 +15,7 @@ import numpy as np
 
 from edl.api.round_id import RoundId
 from edl.collective.element_types import ElementType
+from edl.collective.heartbeat import HeartbeatThread
 from edl.collective.neighbours import Neighbours
 from edl.collective.reduction_plan import Algorithm, Bytes, TransferStep, gather_steps, ring_steps
 from edl.collective.round_errors import InjectedFaultError
@@ -26,7 +27,7 @@ from edl.collective.round_frames import (
     padded_size,
     read_control_size,
 )
-from edl.collective.round_state import PEER_CLOSED, HeartbeatThread, RoundState
+from edl.collective.round_state import PEER_CLOSED, RoundState
 from edl.transport.bulk_connection import FrameKind, remaining_views
 
 # Longest wait in milliseconds. Data, a closed socket and the alarm of an abort end it earlier.
