@@ -24,8 +24,8 @@ from edl.collective.round_frames import MAX_CONTROL_BYTES
 
 CONNECT_SECONDS = 10.0
 """Seconds within which all ranks of a round must connect."""
-HEARTBEAT_SECONDS = 2.0
-"""Seconds of silence after which a neighbour counts as lost."""
+HEARTBEAT_TIMEOUT_SECONDS = 2.0
+"""Seconds of silence after which a neighbour counts as lost; heartbeats are sent eight times as often."""
 
 _NOTHING: npt.NDArray[np.float32] = np.empty(0, np.float32)
 
@@ -84,7 +84,7 @@ class Communicator:
         members: Sequence[str],
         *,
         timeout: float = CONNECT_SECONDS,
-        heartbeat_timeout: float = HEARTBEAT_SECONDS,
+        heartbeat_timeout: float = HEARTBEAT_TIMEOUT_SECONDS,
         native: bool | None = None,
     ) -> Self:
         """Connect to the neighbours of a round. ``listener.cancel_round`` ends the wait.

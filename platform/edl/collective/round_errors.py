@@ -11,7 +11,7 @@ class RoundBrokenError(RetryableError):
     Args:
         rank: the rank that a neighbour reported as lost, or else the neighbour whose loss was
             noticed; None if this process ended the round itself. Of several losses, the first. It
-            is a hint, not a verdict.
+            is a hint, not a verdict, and the master never gets it: it decides by who reports to it.
         reason: the reason as text.
     """
 
