@@ -61,7 +61,7 @@ from edl.transport.control_client import ControlChannel
 from edl.transport.control_methods import ControlMethod, MasterMethods, ReplyT, RequestT
 from edl.transport.control_server import start_control_server
 from edl.transport.edl_pb2_grpc import add_MasterServicer_to_server
-from edl.transport.handshake import SERVER_OPTIONS
+from edl.transport.grpc_options import SERVER_OPTIONS
 
 CLIENTS = 8
 THREADS = 16 + 3 * CLIENTS  # as edl.master.master_process chooses

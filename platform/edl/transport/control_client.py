@@ -18,7 +18,8 @@ from edl.api.errors import EdlError, RetryableError
 from edl.core.backoff import ExponentialBackoff
 from edl.retry.attempts import Retry, draw_jitter
 from edl.transport.control_methods import ControlMethod, ReplyT, RequestT
-from edl.transport.handshake import CLIENT_OPTIONS, PROTOCOL_VERSION, TOKEN_KEY, VERSION_KEY
+from edl.transport.grpc_options import CLIENT_OPTIONS
+from edl.transport.handshake import PROTOCOL_VERSION, TOKEN_KEY, VERSION_KEY
 from edl.transport.listener import parse_address
 from edl.transport.message_validation import parse_message
 from edl.transport.peer_errors import PeerRefusedError, translate_rpc_error

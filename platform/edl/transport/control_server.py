@@ -25,7 +25,8 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from edl.api.errors import RefusedError, RetryableError
-from edl.transport.handshake import SERVER_OPTIONS, TOKEN_KEY, VERSION_KEY, check_job_token, check_protocol_version
+from edl.transport.grpc_options import SERVER_OPTIONS
+from edl.transport.handshake import TOKEN_KEY, VERSION_KEY, check_job_token, check_protocol_version
 from edl.transport.listener import SOCKET_MODE, TcpAddress, UnixAddress, check_socket_unused, parse_address
 from edl.transport.message_validation import check_message
 from edl.transport.open_files import control_connection_limit

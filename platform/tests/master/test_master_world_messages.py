@@ -22,7 +22,7 @@ from edl.core.rank_state import RankPhase
 from edl.master import master_service
 from edl.master.master_service import MemberDirectory, parse_world_report, view_to_reply
 from edl.transport import edl_pb2 as pb
-from edl.transport.handshake import MAX_MESSAGE_BYTES
+from edl.transport.grpc_options import MAX_MESSAGE_BYTES
 from edl.transport.message_validation import check_message
 from edl.transport.peer_errors import PeerRefusedError
 

@@ -27,7 +27,8 @@ from edl.transport.control_client import ControlChannel, RetryPolicy
 from edl.transport.control_methods import MasterMethods, PsControlMethods
 from edl.transport.control_server import ControlServer, start_control_server
 from edl.transport.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
-from edl.transport.handshake import MAX_MESSAGE_BYTES, PROTOCOL_VERSION
+from edl.transport.grpc_options import MAX_MESSAGE_BYTES
+from edl.transport.handshake import PROTOCOL_VERSION
 from edl.transport.peer_errors import PeerRefusedError
 
 TOKEN = "0123456789abcdef" * 4
