@@ -68,6 +68,8 @@ class PodOptions:
 
 
 DEFAULT_OPTIONS = PodOptions()
+UNSCHEDULABLE = "Unschedulable"
+"""The scheduler's reason for a pod that no node can take."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import dropwhile, pairwise
 
-from edl.api.cluster_port import Role
+from edl.api.cluster_port import UNSCHEDULABLE, Role
 from edl.api.run_events import RoleEnded, RoleStarted, WarningRaised
 from edl.api.status import DisruptionReport, ParametersStatus, RoundStatus, TimelinePoint
 from edl.cluster.kubernetes.pod_status import is_pod_over
@@ -371,7 +371,7 @@ def _find_pending_pods(evidence: JobEvidence) -> Iterator[JobFinding]:
 
 def _capacity_problem(pod: Manifest, problem: PodProblem, nodes: Sequence[Manifest] | None) -> tuple[str, str] | None:
     """Text and remedy if the pod may not fit even on an empty node."""
-    if problem.reason != "Unschedulable":
+    if problem.reason != UNSCHEDULABLE:
         return None
     return _unknown_capacity(pod, problem) if nodes is None else _exceeds_every_node(pod, nodes)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from edl.api.cluster_port import PodPhase
+from edl.api.cluster_port import UNSCHEDULABLE, PodPhase
 from edl.api.errors import BadInputError
 from edl.api.pod_spec import RunAsSpec
 from edl.cluster.kubernetes import names, pod_template
@@ -253,7 +253,7 @@ def _pod_remedy(problem: PodProblem, helper_spec: HelperPodSpec) -> str:
         return helper_spec.image_remedy
     if insufficient_resources(problem.cluster_message):
         return f"It requests {CPU_REQUEST} CPU and {MEMORY_REQUEST} of memory: try again when other pods have ended."
-    return "" if problem.reason == "Unschedulable" and not problem.is_final else problem.remedy
+    return "" if problem.reason == UNSCHEDULABLE and not problem.is_final else problem.remedy
 
 
 def _delete_pod(api: KubeClient, name: str, on_wait: Callable[[str], None]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from edl.api.cluster_port import PodPhase
+from edl.api.cluster_port import UNSCHEDULABLE, PodPhase
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.pod_status import (
     ContainerEnd,
@@ -189,7 +189,7 @@ def find_pod_problem(pod: Manifest) -> PodProblem | None:
     return PodProblem("Pending", "the scheduler has not processed it yet")
 
 
-def parse_scheduler_message(message: str, reason: str = "Unschedulable") -> PodProblem:
+def parse_scheduler_message(message: str, reason: str = UNSCHEDULABLE) -> PodProblem:
     """What the scheduler's message means.
 
     ``0/3 nodes are available: 1 node(s) had untolerated taint {a: }, 2 Insufficient cpu. preemption: ...``

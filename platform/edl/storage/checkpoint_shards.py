@@ -1,7 +1,8 @@
 """Checkpoints: a folder for each cut, with a safetensors file of each parameter server and a manifest.
 
-``<run>/checkpoints/cut-00000007/{ps-0.safetensors, ps-1.safetensors, manifest.json}``. The manifest is written last: a
-folder without one is not a checkpoint. This module and the other two that read arrays need NumPy; a master uses
+``<run>/checkpoints/cut-00000007/{ps-0.safetensors, ps-1.safetensors, manifest.json}``. Under strategy AllReduce, the
+ranks that write a checkpoint name their files ``ps-0``, ``ps-1``, ..., too. The manifest is written last: a folder
+without one is not a checkpoint. This module and the other two that read arrays need NumPy; a master uses
 ``checkpoint_manifest``, which does not.
 """
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edl.api.cluster_port import PodPhase, PodStatus, Role, TerminationCause
+from edl.api.cluster_port import UNSCHEDULABLE, PodPhase, PodStatus, Role, TerminationCause
 from edl.api.exit_codes import SIGKILL_EXIT, SIGTERM_EXIT
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.resource_kinds import Manifest, is_being_deleted, parse_timestamp
@@ -186,7 +186,7 @@ def scheduling_refusal(pod: Manifest) -> tuple[str, str] | None:
     scheduled = _pod_condition(pod, "PodScheduled")
     if scheduled.get("status") != "False":
         return None
-    return scheduled.get("reason") or "Unschedulable", scheduled.get("message") or ""
+    return scheduled.get("reason") or UNSCHEDULABLE, scheduled.get("message") or ""
 
 
 def _read_container(container: Mapping[str, Any], *, is_init: bool) -> ContainerStatus:

@@ -199,7 +199,8 @@ class SupervisorServer:
                 f"The supervisor has version {supervisor_protocol.PROTOCOL_VERSION} of the protocol, "
                 f"the client has {message.get('edl')!r}"
             )
-        # compare_digest takes the same time for every wrong token
+        # compare_digest takes the same time for every wrong token. ``edl.transport.handshake.check_job_token`` does the
+        # same for the two planes, with an error that needs gRPC; the supervisor starts without it.
         if not hmac.compare_digest(str(message.get("token", "")).encode(), self._token):
             raise RefusedError("The token does not belong to this job")
         return True
