@@ -66,7 +66,7 @@ def _add_states(a: Any, b: Any) -> Any:
 
 
 @dataclass(slots=True)
-class EvaluationRound:
+class PinnedEvaluation:
     """One evaluation of all validation records at one cut.
 
     Attributes:
@@ -86,7 +86,7 @@ class EvaluationRound:
     of_copy: bool = False
 
     def to_snapshot(self) -> dict[str, Any]:
-        """The round as JSON, for journal compaction."""
+        """The evaluation as JSON, for journal compaction."""
         return {
             "pin": self.pin,
             "step": self.step,

@@ -22,7 +22,7 @@ from edl.core.callback_decisions import (
     model_files,
 )
 from edl.core.cuts import WORLD_STEP_KEY, CutStage
-from edl.core.evaluation import EvaluationRound
+from edl.core.evaluation import PinnedEvaluation
 from edl.core.events import CheckpointCopyFinished, CopyCheckpoint
 from edl.core.journal_application import end_job, record_entry
 from edl.core.ledger import BEST_MODEL, single_task_ledger
@@ -55,7 +55,7 @@ def declare_callbacks(state: JobState, specs: Sequence[DeclaredCallback]) -> Non
 
 
 def decide_after_evaluation(
-    state: JobState, evaluation: EvaluationRound, metrics: Mapping[str, float | None]
+    state: JobState, evaluation: PinnedEvaluation, metrics: Mapping[str, float | None]
 ) -> dict[str, Any] | None:
     """Decide after an evaluation; returns the callbacks' part of its journal entry, if there are callbacks."""
     before = state.callbacks
@@ -67,7 +67,7 @@ def decide_after_evaluation(
 
 
 def _emit_callback_events(
-    state: JobState, evaluation: EvaluationRound, before: CallbackState, after: CallbackState
+    state: JobState, evaluation: PinnedEvaluation, before: CallbackState, after: CallbackState
 ) -> None:
     def tell(callback: str, decision: str) -> None:
         state.emit(CallbackDecided(step=evaluation.step, callback=callback, decision=decision))
@@ -92,7 +92,7 @@ def _emit_callback_events(
         )
 
 
-def evaluated_checkpoint(state: JobState, evaluation: EvaluationRound) -> int:
+def evaluated_checkpoint(state: JobState, evaluation: PinnedEvaluation) -> int:
     """The checkpoint of the evaluated parameters; 0: it is not on disk."""
     if state.world is None:
         return evaluation.pin if evaluation.saved else 0
@@ -101,7 +101,7 @@ def evaluated_checkpoint(state: JobState, evaluation: EvaluationRound) -> int:
     return saved.cut if saved is not None and saved.step == evaluation.step else 0
 
 
-def can_finish_evaluation(state: JobState, evaluation: EvaluationRound) -> bool:
+def can_finish_evaluation(state: JobState, evaluation: PinnedEvaluation) -> bool:
     """Whether an evaluation can be completed."""
     # If the best weights are kept, the decision depends on whether this evaluation's checkpoint is on
     # disk. Wait until it is written or has failed.

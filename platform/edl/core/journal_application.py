@@ -50,7 +50,7 @@ from edl.api.journal_entries import (
 from edl.core import evaluation, update_accounting, world_entries
 from edl.core.callback_decisions import callbacks_from_json, model_files
 from edl.core.cuts import WORLD_STEP_KEY, SavedCheckpoint
-from edl.core.evaluation import EvaluationRound
+from edl.core.evaluation import PinnedEvaluation
 from edl.core.events import EndJob, RecordEntry
 from edl.core.ledger import (
     BEST_MODEL,
@@ -211,7 +211,7 @@ def _apply_saved(state: JobState, entry: CheckpointWritten | CheckpointReplaced 
 def _apply_evaluation(state: JobState, entry: EvaluationBegun) -> None:
     plan = ShardPlan(state.validation, state.settings.task_records)
     ledger = Ledger(plan, 1, state.settings.minibatch)
-    state.evaluation = EvaluationRound(entry.pin, entry.step, entry.final, ledger, of_copy=bool(entry.of_copy))
+    state.evaluation = PinnedEvaluation(entry.pin, entry.step, entry.final, ledger, of_copy=bool(entry.of_copy))
     is_cut_saved = state.world is None and state.checkpoint is not None and state.checkpoint.cut == entry.pin
     state.evaluation.saved = is_cut_saved
     # ``data.max_corrupt_records`` counts for each pass over the validation data.

@@ -17,7 +17,7 @@ from edl.api.run_events import JobEvent
 from edl.core.callback_decisions import CallbackState, DeclaredCallback
 from edl.core.crash_suspects import CrashSuspects
 from edl.core.cuts import CheckpointFailure, CutStage, PendingCut, SavedCheckpoint, WorldCheckpoint
-from edl.core.evaluation import EvaluationRound
+from edl.core.evaluation import PinnedEvaluation
 from edl.core.evaluation_copies import EvaluationCopies
 from edl.core.events import CoreCommand, EmitEvent, NotifyWorkers, PhaseEntered, TrainingStalled
 from edl.core.job_counters import JobCounters
@@ -222,7 +222,7 @@ class JobState:
     pods: JobPods = field(init=False)
     counters: JobCounters = field(default_factory=JobCounters)
     checkpoint: SavedCheckpoint | None = None
-    evaluation: EvaluationRound | None = None
+    evaluation: PinnedEvaluation | None = None
     cut_number: int = 0
     last_evaluation: int = 0
     last_checkpoint: int = 0

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from edl.core import evaluation
-from edl.core.evaluation import EvaluationRound
+from edl.core.evaluation import PinnedEvaluation
 from edl.core.events import LeaseProgress
 from edl.core.interleaving import MAX_WEIGHT
 from edl.core.ledger import Lease
@@ -21,7 +21,11 @@ DATASET_PARTS = ("training", "validation", "prediction")
 
 
 def find_result_error(
-    kind: str, lease: Lease, last_progress: LeaseProgress | None, result: Any, evaluation_round: EvaluationRound | None
+    kind: str,
+    lease: Lease,
+    last_progress: LeaseProgress | None,
+    result: Any,
+    pinned_evaluation: PinnedEvaluation | None,
 ) -> str:
     """Why the report of a task is invalid; empty if it is valid.
 
@@ -30,7 +34,7 @@ def find_result_error(
         lease: the task's lease.
         last_progress: the progress that the worker reports with the result, if any.
         result: decoded JSON.
-        evaluation_round: the evaluation in progress.
+        pinned_evaluation: the evaluation in progress.
     """
     if kind == "training":
         # Accepting it would enter the rest of the range as done, although its steps were not
@@ -38,10 +42,10 @@ def find_result_error(
         if last_progress is not None and last_progress.done_steps < lease.step_count:
             return f"a training task was reported done after {last_progress.done_steps} of {lease.step_count} steps"
         return ""
-    return _RESULT_CHECKS.get(kind, _accept_any)(result, evaluation_round)
+    return _RESULT_CHECKS.get(kind, _accept_any)(result, pinned_evaluation)
 
 
-def _accept_any(result: Any, evaluation_round: EvaluationRound | None) -> str:
+def _accept_any(result: Any, pinned_evaluation: PinnedEvaluation | None) -> str:
     return ""
 
 
@@ -49,7 +53,7 @@ _MAX_DIGITS = 1024
 """Of the digests of a data set's files. They are sent with each lease."""
 
 
-def _check_dataset(result: Any, evaluation_round: EvaluationRound | None) -> str:
+def _check_dataset(result: Any, pinned_evaluation: PinnedEvaluation | None) -> str:
     if not isinstance(result, dict) or not set(result) <= {*DATASET_PARTS, "blocks", "digests"}:
         return (
             f"the description of the data set is not an object of {', '.join(DATASET_PARTS)}: {_describe_value(result)}"
@@ -110,7 +114,7 @@ def _is_source(row: Any) -> bool:
     return False
 
 
-def _check_metric_states(result: Any, evaluation_round: EvaluationRound | None) -> str:
+def _check_metric_states(result: Any, pinned_evaluation: PinnedEvaluation | None) -> str:
     if not isinstance(result, dict):
         return f"metric states must be an object with one entry per metric, not {_describe_value(result)}"
     wrong = [name for name, metric_state in result.items() if not _is_state(metric_state)]
@@ -118,7 +122,7 @@ def _check_metric_states(result: Any, evaluation_round: EvaluationRound | None) 
         return f"metric {wrong[0]!r} must have the flag 'additive' and the list 'states'"
     # Adding them to the total is the only complete check of their shapes.
     try:
-        evaluation.merge_metric_states(evaluation_round.states if evaluation_round else {}, result)
+        evaluation.merge_metric_states(pinned_evaluation.states if pinned_evaluation else {}, result)
     except (TypeError, ValueError) as error:
         return f"metric states do not add up: {error}"
     return ""
@@ -139,7 +143,7 @@ def _is_number(state: Any) -> bool:
     return all(_is_number(x) for x in state) if isinstance(state, list) else isinstance(state, int | float | None)
 
 
-def _check_metric_values(result: Any, evaluation_round: EvaluationRound | None) -> str:
+def _check_metric_values(result: Any, pinned_evaluation: PinnedEvaluation | None) -> str:
     if not isinstance(result, dict):
         return f"metrics must be an object of numbers by name, not {_describe_value(result)}"
     wrong = [name for name, value in result.items() if not isinstance(value, int | float | None)]
@@ -154,7 +158,7 @@ def parse_export(result: Any) -> tuple[list[str], str]:
     return list(result), ""
 
 
-def _check_export(result: Any, evaluation_round: EvaluationRound | None) -> str:
+def _check_export(result: Any, pinned_evaluation: PinnedEvaluation | None) -> str:
     if isinstance(result, dict):
         if set(result) != {"paths", "loading"} or not isinstance(result["loading"], str):
             return f"the result of an export must have its paths and loading code, not {_describe_value(result)}"
@@ -163,14 +167,14 @@ def _check_export(result: Any, evaluation_round: EvaluationRound | None) -> str:
     return "" if fine else f"the paths of an export must be a list of strings, not {_describe_value(result)}"
 
 
-def _check_best_model(result: Any, evaluation_round: EvaluationRound | None) -> str:
+def _check_best_model(result: Any, pinned_evaluation: PinnedEvaluation | None) -> str:
     match result:
         case {"place": int(place), "cut": int(cut), "path": str()} if 0 <= place < 1 << 16 and 0 < cut < 1 << 62:
             return ""
     return f"the result of a best model must have its place, cut and path, not {_describe_value(result)}"
 
 
-def _check_model_file(result: Any, evaluation_round: EvaluationRound | None) -> str:
+def _check_model_file(result: Any, pinned_evaluation: PinnedEvaluation | None) -> str:
     match result:
         case {"written": [*written], "paths": [*paths]} if (
             len(written) == len(paths)
@@ -186,7 +190,7 @@ def _describe_value(value: Any) -> str:
     return "nothing" if value is None else f"{type(value).__name__} {str(value)[:60]!r}"
 
 
-_RESULT_CHECKS: Mapping[str, Callable[[Any, EvaluationRound | None], str]] = {
+_RESULT_CHECKS: Mapping[str, Callable[[Any, PinnedEvaluation | None], str]] = {
     "describe": _check_dataset,
     "evaluation": _check_metric_states,
     "metrics": _check_metric_values,

@@ -11,7 +11,7 @@ from support.core_harness import CoreHarness
 from support.text_keys import missing_keys
 
 from edl.api.cluster_port import PodPhase, PodStatus, Role
-from edl.core.evaluation import EvaluationRound, merge_metric_states
+from edl.core.evaluation import PinnedEvaluation, merge_metric_states
 from edl.core.events import (
     Acknowledged,
     DatasetDescribed,
@@ -39,8 +39,8 @@ json_values = st.recursive(
 )
 
 
-def evaluation_round(**states: Any) -> EvaluationRound:
-    return EvaluationRound(1, 10, False, single_task_ledger("evaluation"), states)
+def pinned_evaluation(**states: Any) -> PinnedEvaluation:
+    return PinnedEvaluation(1, 10, False, single_task_ledger("evaluation"), states)
 
 
 def state(*states: Any, additive: bool = True) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def state(*states: Any, additive: bool = True) -> dict[str, Any]:
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(KINDS), json_values)
 def test_whatever_json_a_worker_reports_is_judged_and_never_raises(kind: str, result: Any) -> None:
-    assert isinstance(find_result_error(kind, LEASE, None, result, evaluation_round(acc=state([1.0, 2.0]))), str)
+    assert isinstance(find_result_error(kind, LEASE, None, result, pinned_evaluation(acc=state([1.0, 2.0]))), str)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_whatever_json_a_worker_reports_is_judged_and_never_raises(kind: str, re
     ],
 )
 def test_the_agreed_shapes_are_taken(kind: str, result: Any) -> None:
-    before = evaluation_round(acc=state([1.0, 2.0]), auc=state(additive=False)) if kind == "evaluation" else None
+    before = pinned_evaluation(acc=state([1.0, 2.0]), auc=state(additive=False)) if kind == "evaluation" else None
     assert find_result_error(kind, LEASE, None, result, before) == ""
 
 
@@ -102,7 +102,7 @@ def test_the_agreed_shapes_are_taken(kind: str, result: Any) -> None:
     ],
 )
 def test_other_shapes_are_refused_with_what_was_found(kind: str, result: Any, why: str) -> None:
-    assert why in find_result_error(kind, LEASE, None, result, evaluation_round(acc=state([1.0, 2.0])))
+    assert why in find_result_error(kind, LEASE, None, result, pinned_evaluation(acc=state([1.0, 2.0])))
 
 
 def test_a_training_task_is_over_only_after_its_last_step() -> None:
