@@ -148,14 +148,15 @@ class Journal:
     ) -> tuple[Journal, JournalContent]:
         """Lock the journal, read it, and begin a new incarnation.
 
-        The fence of the new segment records exactly what was read, so anything that an earlier incarnation writes later
+        The new segment counts exactly what was read, so anything that an earlier incarnation writes later
         does not count.
 
         Args:
             directory: the journal's folder; created if it does not exist.
             holder: name of the new holder of the lock, one line of text.
             exclusive: take the folder's lock. A volume that several machines share may not support locks. There the
-                Lease excludes a second master, and the fence excludes one that has lost its Lease without noticing.
+                Lease excludes a second master, and the counted lengths exclude one that has lost its Lease without
+                noticing.
             minimum_incarnation: lower bound of the new incarnation's number.
             validate_content: raises if the journal is incomplete; then nothing is written.
 
@@ -170,12 +171,12 @@ class Journal:
         )
         try:
             journal_content = read_journal(directory)
-            # before anything is written: a new segment's fence would make a lost end of the journal
+            # before anything is written: a new segment's counted lengths would make a lost end of the journal
             # permanent
             validate_content(journal_content)
             remove_unfinished_segments(directory)
             incarnation = max(journal_content.incarnation + 1, minimum_incarnation)
-            chain = SegmentChain(directory, incarnation, journal_content.fence, holder)
+            chain = SegmentChain(directory, incarnation, journal_content.counted_lengths, holder)
         except BaseException:
             if lock is not None:
                 lock.close()

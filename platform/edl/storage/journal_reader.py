@@ -1,9 +1,9 @@
 """Reads a journal: which bytes count, in which order, and which error to report if some are damaged.
 
-Every segment begins with a record that has a *fence*: the exact length of each older segment that still counts. So the
-newest segment alone determines what is read. Segments that the fence does not list, and bytes after a fenced length,
-are ignored: a replaced incarnation wrote them, or a snapshot replaces them. Only the newest segment may end in a torn
-record; a bad record anywhere else is damage.
+Every segment begins with a record that has *counted lengths*: the exact length of each older segment that still counts
+(``fence`` in the file). So the newest segment alone determines what is read. Segments that are not listed, and bytes
+after a counted length, are ignored: a replaced incarnation wrote them, or a snapshot replaces them. Only the newest
+segment may end in a torn record; a bad record anywhere else is damage.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class JournalContent:
     """Bytes that a crash left at the end of the newest segment: written and never acknowledged."""
     size_bytes: int = 0
     """Bytes of all entries."""
-    fence: Mapping[str, int] = field(default_factory=dict)
+    counted_lengths: Mapping[str, int] = field(default_factory=dict)
     """Name and length in bytes of every segment that was read, oldest first."""
 
 
@@ -113,10 +113,10 @@ class _SegmentData:
 
 
 def _read_segments(directory: Path, newest: SegmentId) -> JournalContent:
-    # its fence lists the older segments, so it is read first
+    # it lists the older segments, so it is read first
     last = _load_segment(directory, newest, None)
-    fence = _read_fence(last)
-    older = [_load_segment(directory, _segment_id(name, last), length) for name, length in fence.items()]
+    counted_lengths = _read_counted_lengths(last)
+    older = [_load_segment(directory, _segment_id(name, last), length) for name, length in counted_lengths.items()]
     chain = (*older, last)
     return JournalContent(
         snapshot=chain[0].opening.get("snapshot"),
@@ -124,15 +124,15 @@ def _read_segments(directory: Path, newest: SegmentId) -> JournalContent:
         incarnation=newest.incarnation,
         torn_bytes=len(last.data) - last.entries_end,
         size_bytes=sum(segment.entries_end - segment.entries_start for segment in chain),
-        fence={segment.path.name: segment.entries_end for segment in chain},
+        counted_lengths={segment.path.name: segment.entries_end for segment in chain},
     )
 
 
-def _read_fence(last: _SegmentData) -> dict[str, int]:
-    fence = last.opening.get("fence")
-    if not isinstance(fence, dict) or not all(isinstance(length, int) for length in fence.values()):
+def _read_counted_lengths(last: _SegmentData) -> dict[str, int]:
+    lengths = last.opening.get("fence")
+    if not isinstance(lengths, dict) or not all(isinstance(length, int) for length in lengths.values()):
         raise _damaged_error(last.path, BadRecordError(HEADER_STRUCT.size, "the opening record has no fence"))
-    return fence
+    return lengths
 
 
 def _segment_id(name: str, last: _SegmentData) -> SegmentId:
@@ -144,8 +144,8 @@ def _segment_id(name: str, last: _SegmentData) -> SegmentId:
     return segment
 
 
-def _load_segment(directory: Path, segment: SegmentId, fenced_length: int | None) -> _SegmentData:
-    """Read one file. All bytes below its fenced length must be intact; without one, read up to the torn tail."""
+def _load_segment(directory: Path, segment: SegmentId, counted_length: int | None) -> _SegmentData:
+    """Read one file. All bytes below its counted length must be intact; without one, read up to the torn tail."""
     path = directory / segment.file_name
     data = _read_segment_bytes(path)
     view = memoryview(data)
@@ -153,8 +153,8 @@ def _load_segment(directory: Path, segment: SegmentId, fenced_length: int | None
         check_segment_header(view, segment, path)
     except BadHeaderError as bad:
         raise JournalDamagedError(bad.message, where=str(path), hint=_DAMAGED_HINT) from None
-    limit = len(data) if fenced_length is None else fenced_length
-    # the fence recorded more bytes than there are now: they were durable and are lost
+    limit = len(data) if counted_length is None else counted_length
+    # more bytes were counted than there are now: they were durable and are lost
     if limit > len(data):
         raise _damaged_error(path, BadRecordError(len(data), f"the file ends; it was {limit} bytes long"))
     try:
@@ -164,7 +164,7 @@ def _load_segment(directory: Path, segment: SegmentId, fenced_length: int | None
     end, count, bad_record = _scan_intact_records(view, begin, limit)
     # a bad record is a torn tail only in the newest segment, and only if no durable group follows
     # it
-    if bad_record is not None and (fenced_length is not None or find_group_start(data, end) is not None):
+    if bad_record is not None and (counted_length is not None or find_group_start(data, end) is not None):
         raise _damaged_error(path, bad_record)
     return _SegmentData(path, view, _decode_record(view, HEADER_STRUCT.size, begin, path), begin, end, count)
 

@@ -140,7 +140,7 @@ def _has_manifest(run: RunDirectory, cut: int) -> bool:
 #
 # A checkpoint has the parameters, the ledger and the description of the data set, so it is all that
 # a run needs to continue. Records that were done after it are done again. The new journal is one
-# segment with an empty fence, so it voids the older segments at the moment in which it gets its
+# segment without counted lengths, so it voids the older segments at the moment in which it gets its
 # name. These are then moved aside, for analysis.
 
 

@@ -188,7 +188,7 @@ class SegmentWriter:
         Args:
             directory: the journal's folder.
             segment: the segment to create.
-            opening: the encoded opening record, with the fence and perhaps a snapshot.
+            opening: the encoded opening record, with the counted lengths and perhaps a snapshot.
             entries: encoded records that follow it.
 
         Raises:
@@ -246,20 +246,20 @@ _CLOCK_TICK_NS = 100_000_000  # coarser than the timestamps of any file system i
 class SegmentChain:
     """Writes the segments of one incarnation. Only one thread may use it at a time."""
 
-    def __init__(self, directory: Path, incarnation: int, fence: Mapping[str, int], holder: str) -> None:
-        """Begin ``incarnation`` after the segments in ``fence``, which are first made durable up to those lengths.
+    def __init__(self, directory: Path, incarnation: int, counted_lengths: Mapping[str, int], holder: str) -> None:
+        """Begin ``incarnation`` after the segments in ``counted_lengths``, which are first made durable so far.
 
-        A killed process leaves bytes in the page cache only. Once the fence counts them, they must not get lost.
+        A killed process leaves bytes in the page cache only. Once they are counted, they must not get lost.
 
         Raises:
             StorageError: the first segment cannot be written; the journal is unchanged.
         """
         self._directory = directory
         self._directory_name = os.fspath(directory)
-        for name in fence:
+        for name in counted_lengths:
             with translate_os_errors(directory / name, "sync the journal"):
                 sync_file(directory / name)
-        opening = encode_record({"holder": holder, "fence": dict(fence)})
+        opening = encode_record({"holder": holder, "fence": dict(counted_lengths)})
         self._writer = SegmentWriter(directory, SegmentId(incarnation, 1), opening)
         # time (ns) of the folder's last change for which it was checked that no newer incarnation
         # exists; 0: check it
@@ -292,7 +292,7 @@ class SegmentChain:
         segment = SegmentId(self.incarnation, old.segment.number + 1)
         self._writer = SegmentWriter(self._directory, segment, opening)
         old.close()
-        # a newer incarnation's fence may list the old segments: then they must stay
+        # a newer incarnation may count the old segments: then they must stay
         self._check_not_replaced()
         with translate_os_errors(self._directory, "remove compacted journal segments"):
             for old_segment in list_segments(self._directory):
