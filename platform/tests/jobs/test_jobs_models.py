@@ -39,7 +39,7 @@ import numpy as np
 import tensorflow as tf
 from edl.data.reader import Metadata
 from edl.data.recordio.reader import RecordIOReader
-from edl.core.shuffle import RecordSource
+from edl.core.record_ranges import RecordSource
 from model_zoo.mnist.mnist_subclass import CustomModel
 from model_zoo.mnist.records import eval_metrics_fn, loss
 
