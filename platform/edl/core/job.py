@@ -24,7 +24,8 @@ Under strategy AllReduce:
 
 The state and what it consists of:
 
-* ``state``: everything together, and what each journal entry changes; ``events``: what comes in and goes out;
+* ``state``: everything together; ``events``: what comes in and goes out;
+* ``journal_application``: what each journal entry changes; ``state_snapshot``: the state as JSON;
 * ``ledger``: which records are done, leased or left; ``update_accounting``: which steps the PS have admitted;
 * ``job_pods``, ``pod_lifecycle``: which pods there are, the states of one, and whether it is relaunched;
 * ``lease_timeouts``: when a worker is silent or stuck; ``crash_suspects``: which minibatch made a worker crash;
@@ -332,7 +333,7 @@ class JobStateMachine(JobState):
 
         1. ``edl.storage.journal.Journal.open`` reads the journal and begins an incarnation: what an older master still
            writes does not count.
-        2. ``JobState.replay_journal`` applies the snapshot and the entries.
+        2. ``JobStateMachine.replay_journal`` applies the snapshot and the entries.
         3. This method enters ``MasterStarted``.
         4. ``WorldRounds.handle_restart``, called from here, lets a running round of AllReduce go on, and closes one
            that not all members have confirmed.
