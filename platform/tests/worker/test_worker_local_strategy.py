@@ -18,7 +18,7 @@ import pytest
 from support.gan_model import ADVERSARIAL, train_plainly, write_gan
 from support.text_keys import missing_keys
 
-from edl.core import shuffle
+from edl.core import record_ranges, shuffle
 from edl.jobfile.event_json import parse_event_line
 from edl.jobfile.loader import dump_job_spec, load_job_file, load_job_text
 from edl.storage.checkpoint_manifest import newest_intact_checkpoint
@@ -270,13 +270,13 @@ def test_steps_come_in_the_order_in_which_shards_are_planned(train_locally: Call
     job = train_locally()
     run, _ = job.run(max_steps=1)
     spec = load_job_file(run.spec)
-    sources = [shuffle.RecordSource("a", 30), shuffle.RecordSource("b", 7)]
+    sources = [record_ranges.RecordSource("a", 30), record_ranges.RecordSource("b", 7)]
     planned = list(steps(make_ledger(spec.train, sources, None)))
     for epoch in range(2):
         windows = [(p.task.source, *p.task.step_range(p.step)) for p in planned if p.epoch == epoch]
         covered = [(s, i) for s, start, end in windows for i in range(start, end)]
         assert sorted(covered) == [(s.name, i) for s in sources for i in range(s.records)]
-        plan = shuffle.ShardPlan(tuple(sources), 12, spec.train.seed)
+        plan = record_ranges.ShardPlan(tuple(sources), 12, spec.train.seed)
         shards = [plan.shard(epoch, index) for index in range(plan.shard_count)]
         order = [(shard.source, shard.start) for shard in shards]
         assert list(dict.fromkeys((p.task.source, p.task.start) for p in planned if p.epoch == epoch)) == order
@@ -292,7 +292,7 @@ def test_a_position_in_the_data_is_a_ledger_from_which_the_same_steps_follow(win
         "train: {minibatch_size: 4, minibatches_per_task: 2, epochs: 2}\n",
         "job.yaml",
     )
-    sources = [shuffle.RecordSource("a", 50), shuffle.RecordSource("b", 7)]
+    sources = [record_ranges.RecordSource("a", 50), record_ranges.RecordSource("b", 7)]
     order = shuffle.ShuffleOrder(tuple(sources), (((50, 1),), ((7, 1),)), window, 3) if window else None
 
     def ranges(planned: Any) -> list[Any]:
