@@ -8,7 +8,6 @@ the next lease.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import queue
 import threading
@@ -16,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -27,7 +27,7 @@ from edl.data.record_columns import ColumnRecords, RaggedColumn, take_records
 from edl.data.tf_example import parse_example
 from edl.keras.feed_schema import SchemaFeed
 from edl.keras.model_contract import FEED_MODES, UserFeedFunction
-from edl.keras.user_code import UserCodeError, user_code
+from edl.keras.user_code import UserCodeError, source_file, user_code
 from edl.transport.process_identity import count_available_cores
 from edl.worker.feed_graph import find_positional_step, find_seeded_operation
 from edl.worker.lease_client import LeasedTask
@@ -175,7 +175,7 @@ class FeedFunction:
         self.mode = mode
         self._metadata = metadata
         self._pad = pad
-        self._zoo = zoo or Path(inspect.getfile(inspect.unwrap(feed))).parent
+        self._zoo = zoo or Path(_feed_file(feed)).parent
         self._function: Callable[[Sequence[Record]], Any] | None = None
         """Makes a minibatch of the records of a window."""
         self._tracing = threading.Lock()
@@ -247,7 +247,7 @@ class FeedFunction:
     def _raise_too_many(self, tag: int, window: RecordWindow, elements: str) -> NoReturn:
         error = FeedError(
             f"feed returned {elements} elements for {len(window.records)} records: {window.describe_location()}",
-            where=inspect.getfile(inspect.unwrap(self._feed)),
+            where=_feed_file(self._feed),
             hint="feed may filter records but must not repeat them; train.epochs sets how often each record is used",
         )
         error.tag = tag
@@ -293,7 +293,7 @@ class FeedFunction:
         if len(counts) > 1:
             raise FeedError(
                 f"feed yields columns of {' and '.join(map(str, sorted(counts, reverse=True)))} elements",
-                where=inspect.getfile(inspect.unwrap(self._feed)),
+                where=_feed_file(self._feed),
                 hint="return as many labels as features",
             )
         return next(iter(counts), 1)
@@ -572,9 +572,17 @@ def _repeats_forever(repeat: Any) -> bool:
     return count is not None and count < 0
 
 
+def _feed_file(feed: UserFeedFunction) -> str:
+    """The file of a ``feed``, which may be a function, a ``functools.partial`` or an object with ``__call__``."""
+    function: Any = feed
+    while isinstance(function, partial):
+        function = function.func
+    return source_file(function) or source_file(type(function)) or ""
+
+
 def _to_feed_error(error: UserCodeError, feed: UserFeedFunction) -> FeedError:
     if isinstance(error, FeedError):
-        error.where = error.where or inspect.getfile(inspect.unwrap(feed))
+        error.where = error.where or _feed_file(feed)
         return error
     hint = error.hint
     if "Cannot batch tensors with different shapes" in error.detail:

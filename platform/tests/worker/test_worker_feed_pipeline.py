@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -478,6 +478,20 @@ def test_a_feed_with_more_elements_than_records_is_refused(mode: str, times: int
     assert f"{elements} elements for 4 records" in caught.value.message
     assert "records 0 to 3 of x.recordio" in caught.value.message
     assert caught.value.tag == 0
+
+
+class RepeatingFeed:
+    """A feed that is an object: it repeats its records."""
+
+    def __call__(self, dataset: Any, mode: str, metadata: Any, times: int = 3) -> Any:
+        return dataset.map(pair).repeat(times)
+
+
+@pytest.mark.parametrize("feed", [RepeatingFeed(), partial(RepeatingFeed(), times=2)])
+def test_the_error_of_a_feed_that_is_an_object_names_its_file(feed: Any) -> None:
+    with pytest.raises(FeedError, match="elements for 4 records") as caught:
+        list(feed_minibatches(feed, "training", None, windows()))
+    assert caught.value.where == __file__
 
 
 def test_errors_of_the_windows_come_out_as_they_are_after_what_was_before() -> None:
