@@ -119,6 +119,10 @@ class WorldStatus:
     evaluation: Annotated[
         str, Field("Which workers evaluate while the others train, or why training pauses; empty: neither.")
     ] = ""
+    awaited: Annotated[
+        str,
+        Field("For which workers the others have waited far longer than a step takes; empty: for none."),
+    ] = ""
 
 
 Pid = Annotated[int | None, Field("Process id; null if there is no process on this machine.", minimum=1)]

@@ -32,6 +32,7 @@ from edl.core.record_ranges import RecordRange
 from edl.core.shuffle import SHUFFLED_SOURCE_NAME
 from edl.core.state import JobState
 from edl.core.state_agreement import DIGEST_STEPS
+from edl.core.stragglers import watch_stragglers
 from edl.core.world_rounds import (
     NO_ROUND,
     ChangeAtBoundary,
@@ -69,8 +70,7 @@ def handle_world_reported(state: JobState, event: WorldReported, now: float) -> 
         if event.copied is not None:
             world_checkpoints.handle_copied(state, event.worker, event.copied, now)
         _obey(state, rounds, _handle_report(state, rounds, event, pod), event.loss)
-        if rounds.committed_step > before:
-            state.last_step = now
+        _record_arrival(state, rounds, event, rounds.committed_step - before, now)
         state.evaluation_copies.record_report(rounds, event.worker, event.round, event.evaluation_copy)
         if event.is_paused and event.round == rounds.round and event.stable_step == rounds.committed_step:
             _stop_by_callback(state, rounds, event)
@@ -83,6 +83,18 @@ def handle_world_reported(state: JobState, event: WorldReported, now: float) -> 
     # Before the view: it names the next evaluation already, so without the pause the ranks would train on.
     _update_pause(state)
     state.add_commands(view_world(state, event.worker))
+
+
+def _record_arrival(state: JobState, rounds: WorldRounds, event: WorldReported, new_steps: int, now: float) -> None:
+    """Note how far the sender's main thread is, and how long steps take."""
+    arrivals = state.step_arrivals
+    arrivals.follow_round(rounds.round, rounds.phase, now)
+    if new_steps > 0:
+        state.last_step = now
+        if rounds.phase is RoundPhase.RUNNING:
+            arrivals.record_committed(new_steps, now)
+    if event.entered is not None and event.round == rounds.round and rounds.trains(event.worker):
+        arrivals.record_entered(event.worker, event.entered, event.report.step or 0, now)
 
 
 def _handle_report(state: JobState, rounds: WorldRounds, event: WorldReported, pod: JobPod) -> list[RoundCommand]:
@@ -285,6 +297,16 @@ def lose_silent_workers(state: JobState, now: float) -> None:
             _obey(state, rounds, _check_silence(state, rounds, worker, now))
 
 
+def lose_stragglers(state: JobState, late_seconds: float, now: float) -> None:
+    """Tell the rounds which members' main threads hang. Call this in a tick only.
+
+    Their processes live, and what they say counts again when they ask to join.
+    """
+    for worker, reason in watch_stragglers(state, late_seconds, now).items():
+        if state.world is not None:
+            _obey(state, state.world, state.world.handle_lost(worker, reason))
+
+
 def _check_silence(state: JobState, rounds: WorldRounds, worker: str, now: float) -> list[RoundCommand]:
     record = state.holders.get(worker)
     if record is None:
@@ -463,6 +485,7 @@ def describe_world(state: JobState) -> WorldStatus | None:
         difference=rounds.difference,
         states_taken=rounds.states_taken,
         evaluation=world_evaluations.describe_evaluation(state) or world_model_files.describe_pause(state),
+        awaited=state.step_arrivals.description,
     )
 
 

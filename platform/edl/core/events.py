@@ -403,6 +403,7 @@ class WorldReported:
         is_stopped: whether a callback of the user's ended training, as all ranks have heard.
         difference: in phase ``CONFIRMED``, why the ranks of the round may round differently; empty: they do not.
         evaluation_copy: its copy of the variables for an evaluation.
+        entered: how many exchanges of the round its main thread has entered; None: it does not say.
     """
 
     worker: str
@@ -417,6 +418,7 @@ class WorldReported:
     is_stopped: bool = False
     difference: str = ""
     evaluation_copy: CopyReport = NO_COPY
+    entered: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -399,6 +399,7 @@ def _handle_tick(state: JobState, event: events.Tick, now: float) -> None:
     revocation.handle_tick(state, event, now)
     allreduce.lose_silent_workers(state, now)
     silent_workers.replace_silent_workers(state, now)
+    allreduce.lose_stragglers(state, event.late_seconds, now)
 
 
 _EVENT_HANDLERS: Mapping[type, Callable[[JobState, Any, float], None]] = {

@@ -4,6 +4,10 @@ The right timeout is unknown before the job runs: a fixed one is too long for sm
 for large ones. So the timeouts follow measurements. A holder is silent when it has sent no message for
 many times the usual interval between heartbeats. It is stuck, a straggler, when it sends messages but
 completes no step for many times the usual duration of a step.
+
+Under AllReduce a round loses its silent members, and with them their training leases. A step is one of all members, so
+no lease can be stuck alone: ``stragglers`` measures the steps of the round, finds the members for which the others
+wait, and replaces them. Leases of other tasks have the limits here.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from edl.core.ledger import EVALUATION, LEASE_COUNTER_BITS, PREDICTION, TRAINING
 from edl.core.model_files import ModelFiles
 from edl.core.record_ranges import RecordRange, RecordSource
 from edl.core.shuffle import ShuffleOrder
+from edl.core.step_arrivals import StepArrivals
 from edl.core.world_rounds import WorldRounds
 
 LEASE_RETURN_SECONDS = 5.0
@@ -208,6 +209,7 @@ class JobState:
         world_pods_version: ``pods.version`` when the rounds were last told which workers are gone or leave.
         world_checkpoint: the checkpoint of the world in progress, if any.
         workers_heard_since: since when some worker of AllReduce has been heard all the time; None: none is.
+        step_arrivals: how far the main threads of the world's members are.
         evaluation_copies: who copies the variables of the world for an evaluation, and who has a copy.
         next_holder_check: when ``next_deadline`` has to look at all holders again.
     """
@@ -266,6 +268,7 @@ class JobState:
     holders: dict[str, LeaseHolder] = field(default_factory=dict)
     lease_timeouts: LeaseTimeouts = field(default_factory=LeaseTimeouts)
     workers_heard_since: float | None = None
+    step_arrivals: StepArrivals = field(default_factory=StepArrivals)
     has_more_missing: bool = False
     next_holder_check: float = float("-inf")
     crash_suspects: CrashSuspects = field(default_factory=CrashSuspects)

@@ -318,6 +318,11 @@ class WorldRounds:
         """Whether a worker is a member of the running round."""
         return self.phase is RoundPhase.RUNNING and worker in self.members and worker not in self.lost
 
+    def awaited_workers(self) -> list[str]:
+        """The workers without which nothing goes on: the members, and at its end those for whose sake a round ended."""
+        survivors = [worker for worker in self.members if worker not in self.lost]
+        return [*survivors, *sorted(self.joining.intersection(self.candidates))] if self.is_closing else survivors
+
     def keeps_leases(self, worker: str) -> bool:
         """Whether a worker of the newest round still has the leases that it had in the round before."""
         return worker in self.members and worker not in self.joined
@@ -504,8 +509,7 @@ class WorldRounds:
         state and wait, so what they reported stays true.
         """
         survivors = [worker for worker in self.members if worker not in self.lost]
-        awaited = [*survivors, *self.joining.intersection(self.candidates)]
-        if any(worker not in self.reports for worker in awaited):
+        if any(worker not in self.reports for worker in self.awaited_workers()):
             return []
         # Workers that leave are let go once one that stays has their state; otherwise theirs may be the only one.
         staying = [worker for worker in survivors if worker not in self.leaving]

@@ -188,6 +188,7 @@ def parse_world_report(request: pb.WorldRequest) -> WorldReported:
         request.stopped,
         request.difference[:_MAX_DIFFERENCE],
         _parse_evaluation_copy(request.evaluation_copy),
+        request.entered if request.HasField("entered") else None,
     )
 
 

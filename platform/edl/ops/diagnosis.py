@@ -291,6 +291,7 @@ def diagnose_job(evidence: JobEvidence) -> list[JobFinding]:
     findings = [
         *_find_missing_master(evidence),
         *find_stall(evidence.job),
+        *find_stragglers(evidence.job),
         *_find_pending_pods(evidence),
         *_find_refused_pods(evidence.job),
         *find_starvation(evidence.job, f"`edl scale {evidence.command_target} --min N` changes workers.min."),
@@ -407,6 +408,20 @@ def _find_refused_pods(job: JobView) -> Iterator[JobFinding]:
         texts.setdefault(text, []).append(name)
     for text, refused in texts.items():
         yield JobFinding(format_short_list(refused), f"the cluster refuses it: {text}", refusal_remedy(text))
+
+
+_STRAGGLER_REMEDY = (
+    "A long step ends by itself. The log of the worker that is named may say what it waits for: a file system that "
+    "does not answer, or an endless loop in the model's own code. A worker that hangs for ten minutes while the others "
+    "wait is replaced."
+)
+
+
+def find_stragglers(job: JobView) -> Iterator[JobFinding]:
+    """Workers of AllReduce for which the others wait."""
+    world = job.status.world if job.status else None
+    if world is not None and world.awaited:
+        yield JobFinding(job.name, f"no step is made: {world.awaited}", _STRAGGLER_REMEDY)
 
 
 _TRAINING_PHASES = ("Starting", "Training")

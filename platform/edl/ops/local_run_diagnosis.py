@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edl.api.errors import BadInputError, StorageError
-from edl.ops.diagnosis import diagnose_pushes, diagnose_slowdown, find_stall, find_starvation
+from edl.ops.diagnosis import diagnose_pushes, diagnose_slowdown, find_stall, find_starvation, find_stragglers
 from edl.ops.job_findings import JobFinding
 from edl.ops.job_view import JobView
 from edl.ops.local_run_plan import resume_point_text
@@ -27,6 +27,7 @@ def diagnose_local_run(job: JobView, run: RunDirectory, command_target: str) -> 
     else:
         findings = [
             *find_stall(job),
+            *find_stragglers(job),
             *find_starvation(job, _bound_hint(command_target)),
             *_find_slowdowns(job, command_target),
         ]

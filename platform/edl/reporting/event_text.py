@@ -271,8 +271,8 @@ def describe_world(world: WorldStatus) -> str:
     members = f"round {world.round}: {named}" if world.round else "no round yet"
     if world.running:
         repairs = f"took one worker's variables {world.states_taken:,} times" if world.difference else ""
-        return "; ".join(filter(None, (members, world.evaluation, world.reason, repairs)))
-    return f"{members}; no worker trains: {world.reason}"
+        return "; ".join(filter(None, (members, world.awaited, world.evaluation, world.reason, repairs)))
+    return "; ".join(filter(None, (members, f"no worker trains: {world.reason}", world.awaited)))
 
 
 def describe_served_tables(ps_status: ParametersStatus | None) -> str:

@@ -304,7 +304,7 @@ class LeaveReply(_message.Message):
     def __init__(self) -> None: ...
 
 class WorldRequest(_message.Message):
-    __slots__ = ("member", "wait_seconds", "address", "seen", "phase", "round", "state_round", "step", "digest", "stable", "after", "done", "loss", "paused", "leaving", "copied", "unreadable", "members_known", "stopped", "difference", "evaluation_copy", "skipped_steps")
+    __slots__ = ("member", "wait_seconds", "address", "seen", "phase", "round", "state_round", "step", "digest", "stable", "after", "done", "loss", "paused", "leaving", "copied", "unreadable", "members_known", "stopped", "difference", "evaluation_copy", "skipped_steps", "entered")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -327,6 +327,7 @@ class WorldRequest(_message.Message):
     DIFFERENCE_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_COPY_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    ENTERED_FIELD_NUMBER: _ClassVar[int]
     member: Member
     wait_seconds: float
     address: str
@@ -349,7 +350,8 @@ class WorldRequest(_message.Message):
     difference: str
     evaluation_copy: EvaluationCopy
     skipped_steps: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., wait_seconds: _Optional[float] = ..., address: _Optional[str] = ..., seen: _Optional[int] = ..., phase: _Optional[str] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., state_round: _Optional[_Union[Round, _Mapping]] = ..., step: _Optional[int] = ..., digest: _Optional[int] = ..., stable: _Optional[int] = ..., after: _Optional[int] = ..., done: _Optional[_Iterable[_Union[LeaseRecords, _Mapping]]] = ..., loss: _Optional[float] = ..., paused: _Optional[bool] = ..., leaving: _Optional[bool] = ..., copied: _Optional[_Union[CopiedState, _Mapping]] = ..., unreadable: _Optional[_Union[UnreadableCheckpoint, _Mapping]] = ..., members_known: _Optional[_Union[Round, _Mapping]] = ..., stopped: _Optional[bool] = ..., difference: _Optional[str] = ..., evaluation_copy: _Optional[_Union[EvaluationCopy, _Mapping]] = ..., skipped_steps: _Optional[_Iterable[int]] = ...) -> None: ...
+    entered: int
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., wait_seconds: _Optional[float] = ..., address: _Optional[str] = ..., seen: _Optional[int] = ..., phase: _Optional[str] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., state_round: _Optional[_Union[Round, _Mapping]] = ..., step: _Optional[int] = ..., digest: _Optional[int] = ..., stable: _Optional[int] = ..., after: _Optional[int] = ..., done: _Optional[_Iterable[_Union[LeaseRecords, _Mapping]]] = ..., loss: _Optional[float] = ..., paused: _Optional[bool] = ..., leaving: _Optional[bool] = ..., copied: _Optional[_Union[CopiedState, _Mapping]] = ..., unreadable: _Optional[_Union[UnreadableCheckpoint, _Mapping]] = ..., members_known: _Optional[_Union[Round, _Mapping]] = ..., stopped: _Optional[bool] = ..., difference: _Optional[str] = ..., evaluation_copy: _Optional[_Union[EvaluationCopy, _Mapping]] = ..., skipped_steps: _Optional[_Iterable[int]] = ..., entered: _Optional[int] = ...) -> None: ...
 
 class CopiedState(_message.Message):
     __slots__ = ("cut", "step", "pause_seconds", "shard", "done", "writers")

@@ -53,6 +53,7 @@ requests = st.builds(
     loss=st.one_of(st.none(), st.floats(0, 10)),
     leaving=st.booleans(),
     paused=st.booleans(),
+    entered=st.one_of(st.none(), numbers),
 )
 
 

@@ -170,6 +170,14 @@ def test_workers_that_run_and_do_not_train_together_are_found(
     assert not missing_keys(waiting.text, text, "no worker trains", "1 of 2 workers are ready")
 
 
+def test_a_worker_for_which_the_others_wait_is_named(cluster: InMemoryCluster) -> None:
+    world = WorldStatus(running=True, awaited="worker-2 has not finished its part of step 4 for 75 s")
+    published = PublishedStatus(replace(STATUS, workers_wanted=2, phase="Training", world=world))
+    (late,) = findings(job_view(published), [put_pod(cluster, Role.MASTER)])
+    assert not missing_keys(late.text, "no step is made", "worker-2 has not finished its part of step 4")
+    assert not missing_keys(late.remedy, "log", "ten minutes")
+
+
 def test_records_that_went_back_are_not_said_to_be_leased_before_they_are() -> None:
     back = RecordsRequeued(0, 512, "a", 1, "lost", time=NOW - 9)
     again = RequeuedRecordsLeased(0, 200, "a", 2, time=NOW - 8)

@@ -19,6 +19,8 @@ RUNNING = WorldStatus(round=4, running=True, size=2, ranks=(0, 2), step=30, chan
     [
         (RUNNING, ["round 4", "worker-0, worker-2"]),
         (replace(RUNNING, reason="worker-3 joins"), ["worker-3 joins"]),
+        (replace(RUNNING, awaited="worker-2 has not"), ["round 4", "worker-2 has not"]),
+        (replace(RUNNING, running=False, awaited="worker-2 has not"), ["no worker trains", "worker-2 has not"]),
         (replace(RUNNING, running=False, reason="1 of at least 2"), ["no worker trains", "1 of at least 2"]),
         (replace(RUNNING, size=100), ["and 98 more"]),
         (replace(RUNNING, difference="other threads", states_taken=1200), ["variables 1,200 times"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from random import Random
@@ -91,6 +92,29 @@ def test_an_error_in_the_minibatch_of_one_rank_names_it(folder):
         error = failing.error
         assert isinstance(error, BadInputError)
         assert not missing_keys(error.message, "'late/kernel'", f"worker-{failing.index} (rank 1)")
+
+
+@pytest.mark.parametrize("step", [0, 5])
+def test_the_master_knows_whose_main_thread_hangs(folder, step):
+    """In the first step of a round, before which all ask whether anybody has records, and in a later one."""
+    with AllReduceJob(folder, records=400, seconds=0.005, workers_min=3) as job:
+        goes_on = threading.Event()
+
+        def hang(rank: Rank) -> None:
+            def wait(point: str) -> None:
+                if point == "compute" and rank.replica.updates == step:
+                    goes_on.wait(BOUND)
+
+            rank.replica.fail_at = wait
+
+        job.start_rank()
+        job.start_rank()
+        slow = job.start_rank(hang)
+        arrivals = job.state.step_arrivals
+        job.wait(lambda: arrivals.find_late([rank.uid for rank in job.ranks]) == [slow.uid])
+        assert arrivals.step == step
+        goes_on.set()
+        job.wait_for_end()
 
 
 def test_a_round_goes_on_without_a_master(folder):

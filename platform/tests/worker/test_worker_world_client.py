@@ -126,6 +126,25 @@ def test_the_size_of_a_report_does_not_depend_on_the_steps_without_a_master() ->
     assert len(json.dumps(client.pending_shares())) < 200 * ranks
 
 
+def test_the_master_hears_how_many_exchanges_of_the_round_were_entered() -> None:
+    client, master = make_client()
+    for _ in range(3):
+        client.enter_exchange()
+    client.report()
+    assert master.last_request.entered == 3
+    client.end_round()
+    client.report()
+    assert not master.last_request.HasField("entered")
+    master.change(phase="confirming", round=pb.Round(incarnation=1, number=2))
+    client.report()
+    client.enter_round(client.view)
+    client.adopt_state(client.view.round, 0, None)
+    client.confirm(7)
+    client.report()
+    assert master.last_request.HasField("entered")
+    assert master.last_request.entered == 0
+
+
 def test_a_round_that_is_over_is_named() -> None:
     """The main thread may have entered the next one when this is called."""
     closed: list[RoundId] = []

@@ -568,6 +568,7 @@ class StepLoop:
                 message = replace(self._prepare(wait=nobody_has_records), copies_cut=cut)
                 if nobody_has_records:
                     # Only whether somebody has records: nothing that is as large as the model is sent.
+                    world.enter_exchange()
                     probe = StepOutcome.from_messages(communicator.exchange(message.encode()), self._digests.name_rank)
                     if probe.leaves_round:
                         self._replica.restore_statistics()
@@ -583,6 +584,7 @@ class StepLoop:
                     if self._batch is not None:
                         # Only now the rank knows its share.
                         message = replace(self._prepare(wait=False), copies_cut=cut)
+                world.enter_exchange()
                 outcome = self._reduce(communicator, message)
                 self.step_seconds = time.monotonic() - began
                 self._is_paused = outcome.pauses

@@ -174,6 +174,7 @@ class WorldClient:
         self._difference = ""
         self._stable_step = 0
         self._is_paused = False
+        self._entered = 0
         self._is_stopped = False
         self._loss_sum, self._loss_steps = 0.0, 0
         self._failure: Exception | None = None
@@ -242,7 +243,7 @@ class WorldClient:
     def enter_round(self, view: RoundView) -> None:
         entry = RoundAnnounced(view.round, view.members, view.step, view.holders, view.reason)
         with self._changed:
-            self._digest = None
+            self._digest, self._entered = None, 0
             self._rank.handle_announced(entry)
 
     def adopt_state(self, round_id: RoundId, step: int, shares: PendingShares | None) -> None:
@@ -288,6 +289,11 @@ class WorldClient:
             self._stable_step = self._rank.apply_step(shares, is_skipped=is_skipped) if shares else self.step
             if loss is not None and math.isfinite(loss):
                 self._loss_sum, self._loss_steps = self._loss_sum + loss, self._loss_steps + 1
+
+    def enter_exchange(self) -> None:
+        """The main thread enters an exchange that ends when all ranks have entered it: the master hears it."""
+        # Without the lock, since this is done in each step and by one thread only.
+        self._entered += 1
 
     def report_stop(self, *, is_stopped: bool) -> None:
         """Whether a callback ended training on some rank, and all have heard of it: the master learns it next."""
@@ -434,6 +440,7 @@ class WorldClient:
                 stopped=self._is_stopped,
                 copied=self._copied_state() if self._view.checkpoint is not None else None,
                 unreadable=self._unreadable,
+                entered=self._entered if phase in (RankPhase.CONFIRMED, RankPhase.RUNNING) else None,
                 members_known=_round_message(self._view.round if self._view.has_all_addresses else NO_ROUND),
             )
             evaluation_copy = self._evaluation_copy()

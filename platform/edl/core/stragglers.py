@@ -1,0 +1,138 @@
+"""Members of AllReduce whose main thread hangs while the others wait for it: users learn which, and it is replaced.
+
+Such a worker (its ``feed`` reads from a dead network file system, a callback loops for ever) sends heartbeats like any
+other, and its connections are intact. So nothing else notices it, and all others would wait without limit. A long step
+is no such thing: the limit for users' eyes follows the duration of steps, and no worker is lost before
+``REPLACEMENT_SECONDS``.
+"""
+
+from __future__ import annotations
+
+from edl.api.cluster_port import Role
+from edl.api.run_events import WarningRaised
+from edl.core.lease_timeouts import SILENCE_FLOOR
+from edl.core.ledger import EVALUATION, TRAINING
+from edl.core.scaling import terminate_worker
+from edl.core.short_list import format_short_list
+from edl.core.state import JobState
+from edl.core.world_rounds import NO_ROUND, RoundPhase, WorldRounds
+
+REPLACEMENT_SECONDS = 600.0
+"""Least seconds for which all others have waited for a worker before it is replaced.
+
+Many times longer than a step: TensorFlow may trace a large model for minutes, with all heartbeats going on.
+"""
+
+
+def watch_stragglers(state: JobState, late_seconds: float, now: float) -> dict[str, str]:
+    """Tell users for which members the others wait, and ask those to stop that have hung for too long.
+
+    Call this in a tick.
+
+    Args:
+        late_seconds: for how long the master was blocked.
+
+    Returns:
+        The workers that the rounds must not wait for any more, with the reason.
+    """
+    rounds, arrivals = state.world, state.step_arrivals
+    if rounds is None or state.has_ended or not state.pods_synced:
+        return {}
+    arrivals.excuse(late_seconds, now)
+    arrivals.follow_round(rounds.round, rounds.phase, now)
+    if _is_paused(state, rounds):
+        arrivals.count_anew(now)
+        return {}
+    limit, seconds = arrivals.step_timeouts.stuck_seconds, now - arrivals.since
+    found = _find_late(state, rounds, now) if seconds >= limit else None
+    if found is None:
+        arrivals.description = ""
+        return {}
+    late, waiting = found
+    arrivals.description = _describe_wait(state, rounds, late, len(waiting), seconds)
+    if not arrivals.is_reported:
+        arrivals.is_reported = True
+        state.emit(WarningRaised(_describe_wait(state, rounds, late, len(waiting), seconds)))
+    if seconds < max(limit, REPLACEMENT_SECONDS) or not _may_replace(state, rounds, late, waiting):
+        return {}
+    return _replace(state, late, seconds, now)
+
+
+def _is_paused(state: JobState, rounds: WorldRounds) -> bool:
+    """Whether nobody has to make a step."""
+    training = state.training_ledger
+    if training is None or state.pending_stop is not None or state.is_training_over():
+        return True
+    if rounds.phase is not RoundPhase.RUNNING:
+        return rounds.phase is not RoundPhase.CLOSING or rounds.round == NO_ROUND
+    return state.world_pauses or state.has_reached_limit(training) or bool(state.callback_stop_reason)
+
+
+def _find_late(state: JobState, rounds: WorldRounds, now: float) -> tuple[list[str], list[str]] | None:
+    """The members that are waited for, and those that wait; None: this is unknown."""
+    members = rounds.awaited_workers()
+    holders = [state.holders.get(worker) for worker in members]
+    # A silent one is lost soon, and the master may be the one that is cut off.
+    if any(holder is None or now - holder.last_seen >= SILENCE_FLOOR for holder in holders):
+        return None
+    if rounds.phase is RoundPhase.CLOSING:
+        late = [worker for worker in members if worker not in rounds.reports]
+        if not late:
+            return None
+    else:
+        arrived = state.step_arrivals.find_late(members)
+        if arrived is None:
+            return None
+        late = arrived
+    waiting = [worker for worker in members if worker not in late]
+    # Its main thread may be at another task, whose lease has a limit of its own.
+    if any(_has_other_task(state, worker) for worker in late or members):
+        return None
+    return late, waiting
+
+
+def _has_other_task(state: JobState, worker: str) -> bool:
+    """Whether a worker has a task that its main thread runs between two steps."""
+    # It evaluates a copy on another thread.
+    of_copy = state.evaluation is not None and state.evaluation.of_copy
+    return any(kind != TRAINING and not (of_copy and kind == EVALUATION) for kind, _ in state.worker_leases(worker))
+
+
+def _describe_wait(state: JobState, rounds: WorldRounds, late: list[str], waiting: int, seconds: float) -> str:
+    """Who waits for whom."""
+    step = state.step_arrivals.step + 1
+    if not late:
+        if waiting == 1:
+            return f"the only worker has been in step {step:,} for {seconds:.0f} s"
+        return f"all {waiting} workers have been in their own step {step:,} for {seconds:.0f} s: none waits for another"
+    names = format_short_list([f"worker-{state.pods.index_of(worker)}" for worker in late])
+    has, part, them = ("has", "its part", "it") if len(late) == 1 else ("have", "their parts", "them")
+    others = "1 other waits" if waiting == 1 else f"{waiting} others wait"
+    if rounds.phase is RoundPhase.CLOSING:
+        return f"{names} {has} not left round {rounds.round.number} for {seconds:.0f} s; {others} for {them}"
+    return f"{names} {has} not finished {part} of step {step:,} for {seconds:.0f} s; {others} for {them}"
+
+
+def _may_replace(state: JobState, rounds: WorldRounds, late: list[str], waiting: list[str]) -> bool:
+    """Whether the late ones are to blame: as many wait for them, and one of these stays.
+
+    While more of them compute than wait, the step is probably just long. A program of the user's may evaluate or save
+    its model on one worker between two steps, for as long as it likes.
+    """
+    if not late or not state.settings.has_parameters:
+        return False
+    return len(late) <= len(waiting) and any(worker not in rounds.leaving for worker in waiting)
+
+
+def _replace(state: JobState, late: list[str], seconds: float, now: float) -> dict[str, str]:
+    """Ask the late ones to stop; one that leaves already is killed after its grace period in any case."""
+    reasons = {}
+    staying = {pod.uid: pod for pod in state.pods.by_role[Role.WORKER].staying.values()}
+    for worker in late:
+        pod = staying.get(worker)
+        if pod is None:
+            continue
+        state.emit(WarningRaised(f"worker-{pod.index} has kept the others waiting for {seconds:.0f} s: it is replaced"))
+        reasons[worker] = f"it kept the others waiting for {seconds:.0f} s"
+        terminate_worker(state, pod, reasons[worker], now)
+    return reasons

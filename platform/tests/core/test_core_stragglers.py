@@ -1,0 +1,197 @@
+"""A worker of AllReduce whose main thread hangs: users learn who waits for whom, and it is replaced in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from support.all_reduce_master import AllReduceMaster
+from support.text_keys import missing_keys
+
+from edl.api.run_events import WarningRaised
+from edl.core.allreduce import describe_world
+from edl.core.events import DeletePod, StartPod, Tick
+from edl.core.lease_timeouts import STUCK_FIRST, STUCK_FLOOR
+from edl.core.rank_state import RankPhase
+from edl.core.stragglers import REPLACEMENT_SECONDS
+from edl.core.world_rounds import RoundPhase, Share
+
+WORKERS = ("w0", "w1", "w2")
+
+
+def start(count: int = 3, **settings: Any) -> AllReduceMaster:
+    """A job that makes a step in a hundredth of a second: its workers have made three."""
+    master = AllReduceMaster(started=count, **settings)
+    master.start_round(*master.workers)
+    lease = master.lease("w0").lease
+    for step in (1, 2, 3):
+        for worker in master.workers:
+            master.report(
+                worker,
+                RankPhase.RUNNING,
+                step=step,
+                stable=step - 1 if worker == "w0" else 0,
+                shares={
+                    each: (Share(lease, each - 1, each),) for each in range(master.rounds.committed_step + 1, step)
+                },
+                entered=step,
+            )
+    assert master.rounds.committed_step == 2
+    return master
+
+
+def pass_time(master: AllReduceMaster, entered: Mapping[str, int | None], seconds: float) -> list[object]:
+    """Let time pass in which these workers say how far they are; returns the commands about pods."""
+    commands: list[object] = []
+    until = master.now + seconds
+    while master.now < until:
+        for worker, number in entered.items():
+            master.report(worker, RankPhase.RUNNING, step=3, stable=2, entered=number)
+        commands += master.handle(Tick(), after=min(3.0, max(0.01, until - master.now)))
+    return [each for each in commands if isinstance(each, DeletePod | StartPod)]
+
+
+def awaited(master: AllReduceMaster) -> str:
+    world = describe_world(master.state)
+    assert world is not None
+    return world.awaited
+
+
+def warnings(master: AllReduceMaster) -> list[str]:
+    return [each.message for each in master.events if isinstance(each, WarningRaised)]
+
+
+def test_users_learn_which_worker_the_others_wait_for() -> None:
+    master = start()
+    assert pass_time(master, {"w0": 4, "w1": 4, "w2": 3}, STUCK_FLOOR - 2) == []
+    assert awaited(master) == ""
+    pass_time(master, {"w0": 4, "w1": 4, "w2": 3}, 17)
+    assert awaited(master) == "worker-2 has not finished its part of step 4 for 75 s; 2 others wait for it"
+    assert len(warnings(master)) == 1
+    assert "worker-2 has not finished its part of step 4" in warnings(master)[0]
+    # It was only a long step.
+    pass_time(master, {"w0": 4, "w1": 4, "w2": 4}, 1)
+    pass_time(master, {"w0": 5, "w1": 5, "w2": 5}, 30)
+    assert awaited(master) == ""
+    assert len(warnings(master)) == 1
+
+
+def test_several_workers_are_named_together() -> None:
+    master = start()
+    pass_time(master, {"w0": 4, "w1": 3, "w2": 3}, 75)
+    assert awaited(master) == (
+        "worker-1, worker-2 have not finished their parts of step 4 for 75 s; 1 other waits for them"
+    )
+
+
+def test_nobody_is_to_blame_while_all_are_in_a_step_of_their_own() -> None:
+    master = start()
+    moved = pass_time(master, dict.fromkeys(WORKERS, 3), REPLACEMENT_SECONDS + 60)
+    assert moved == []
+    assert awaited(master).startswith("all 3 workers have been in their own step 4 for ")
+    assert awaited(master).endswith(" s: none waits for another")
+    assert len(warnings(master)) == 1
+
+
+def test_the_only_worker_is_never_replaced() -> None:
+    master = start(1)
+    assert pass_time(master, {"w0": 3}, REPLACEMENT_SECONDS + 60) == []
+    assert awaited(master).startswith("the only worker has been in step 4 for ")
+
+
+def test_a_worker_for_which_the_others_wait_too_long_is_replaced() -> None:
+    master = start()
+    entered = {"w0": 4, "w1": 4, "w2": 3}
+    assert pass_time(master, entered, REPLACEMENT_SECONDS - 2) == []
+    deleted, started = pass_time(master, entered, 4)
+    assert deleted == DeletePod("w2", master.settings.grace)
+    assert isinstance(started, StartPod)
+    assert started.index == 3
+    assert not missing_keys(warnings(master)[-1], "worker-2", "kept the others waiting", "it is replaced")
+    # The others do not wait until it is killed.
+    assert master.rounds.phase is RoundPhase.CLOSING
+    assert master.rounds.awaited_workers() == ["w0", "w1"]
+    for worker in ("w0", "w1"):
+        master.report(worker, RankPhase.ENDED, step=3)
+    master.start_round("w0", "w1")
+    assert master.rounds.members == ("w0", "w1")
+    # Its threads go on until it is killed, and it ends by a signal that the master asked for.
+    master.report("w2", RankPhase.RUNNING, step=3, entered=3)
+    master.kill("w2")
+    assert pass_time(master, {"w0": 0, "w1": 0}, 4) == []
+    assert not master.state.has_ended
+
+
+def test_no_worker_is_replaced_while_more_of_them_compute_than_wait() -> None:
+    master = start()
+    assert pass_time(master, {"w0": 4, "w1": 3, "w2": 3}, REPLACEMENT_SECONDS + 60) == []
+
+
+def test_a_program_may_take_its_time_between_two_steps() -> None:
+    master = start(has_parameters=False)
+    assert pass_time(master, {"w0": 4, "w1": 4, "w2": 3}, REPLACEMENT_SECONDS + 60) == []
+    assert awaited(master).startswith("worker-2 has not finished its part of step 4")
+
+
+def test_before_a_step_was_measured_steps_may_be_long() -> None:
+    master = AllReduceMaster()
+    master.start_round(*WORKERS)
+    pass_time(master, {"w0": 1, "w1": 1, "w2": 0}, STUCK_FIRST - 5)
+    assert awaited(master) == ""
+
+
+def test_a_worker_that_does_not_say_how_far_it_is_is_not_judged() -> None:
+    master = start()
+    master.restart()
+    assert pass_time(master, {"w0": 4, "w1": 4, "w2": None}, REPLACEMENT_SECONDS + 60) == []
+    assert awaited(master) == ""
+
+
+def test_a_new_master_counts_from_its_start() -> None:
+    master = start()
+    entered = {"w0": 4, "w1": 4, "w2": 3}
+    pass_time(master, entered, REPLACEMENT_SECONDS - 10)
+    master.restart()
+    assert pass_time(master, entered, REPLACEMENT_SECONDS - 10) == []
+    assert DeletePod("w2", master.settings.grace) in pass_time(master, entered, 20)
+
+
+def test_time_in_which_the_master_was_stopped_does_not_count() -> None:
+    master = start()
+    entered = {"w0": 4, "w1": 4, "w2": 3}
+    pass_time(master, entered, 30)
+    master.handle(Tick(late_seconds=1000), after=1000)
+    assert pass_time(master, entered, 20) == []
+    assert awaited(master) == ""
+
+
+def test_a_pause_is_no_wait() -> None:
+    master = start(validation=8, evaluation_steps=2, evaluation_workers=0)
+    assert pass_time(master, {"w0": 4, "w1": 4, "w2": 3}, REPLACEMENT_SECONDS + 60) == []
+    assert master.state.world_pauses
+    assert awaited(master) == ""
+
+
+@pytest.mark.parametrize("seconds", [75, 700])
+def test_a_worker_that_hangs_while_a_round_ends_is_noticed_too(seconds: int) -> None:
+    """The others wait for its report, and its main thread has to make it."""
+    master = start(4)
+    master.kill("w3")
+    assert master.rounds.phase is RoundPhase.CLOSING
+    for worker in ("w0", "w1"):
+        master.report(worker, RankPhase.ENDED, step=3)
+    commands: list[object] = []
+    until = master.now + seconds
+    while master.now < until and master.rounds.phase is RoundPhase.CLOSING:
+        for worker in ("w0", "w1"):
+            master.report(worker, RankPhase.ENDED, step=3)
+        master.report("w2", RankPhase.RUNNING, step=3, entered=3)
+        commands += master.handle(Tick(), after=1.5)
+    deleted = [each for each in commands if isinstance(each, DeletePod)]
+    if seconds < REPLACEMENT_SECONDS:
+        assert awaited(master).startswith(f"worker-2 has not left round {master.rounds.round.number} for ")
+        assert deleted == []
+    else:
+        assert deleted == [DeletePod("w2", master.settings.grace)]
+        assert master.rounds.members == ("w0", "w1")
