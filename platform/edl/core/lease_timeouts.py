@@ -26,8 +26,8 @@ STUCK_FLOOR, STUCK_FIRST = 60.0, 600.0
 """Lower limit of the stuck timeout, and the timeout before any step was measured, in seconds."""
 # Multiples of the longest recent silence and of the longest recent step.
 SILENCE_FACTOR, STUCK_FACTOR = 10.0, 20.0
-# A maximum is halved in 34 s. Without decay, one slow phase would lengthen the timeouts for the
-# rest of the job.
+# A maximum is halved in 34 s, when the next value is recorded. Without decay, one slow phase would
+# lengthen the timeouts for the rest of the job.
 _DECAY_PER_SECOND = 0.98
 """Decay of the maximum per second, regardless of the number of holders."""
 
@@ -42,24 +42,20 @@ class LeaseTimeouts:
     # Gives the lower limit of the silence timeout until a gap was measured.
     max_gap: float = 0.4
     max_step: float = 0.0
-    decayed_at: float | None = None
+    gap_recorded_at: float | None = None
+    step_recorded_at: float | None = None
 
     def record_gap(self, gap: float, now: float) -> None:
         """Record that a holder was silent for ``gap`` seconds and then spoke."""
         # Decay first: the old maximum is compared as it counts now.
-        self._decay(now)
-        self.max_gap = max(gap, self.max_gap)
+        self.max_gap = max(gap, self.max_gap * _decay(self.gap_recorded_at, now))
+        self.gap_recorded_at = now
 
     def record_step(self, seconds: float, now: float) -> None:
         """Record the duration of a step, or of the smallest reported unit of another task."""
-        self._decay(now)
-        self.max_step = max(seconds, self.max_step)
-
-    def _decay(self, now: float) -> None:
-        if self.decayed_at is not None and now > self.decayed_at:
-            left = _DECAY_PER_SECOND ** (now - self.decayed_at)
-            self.max_gap, self.max_step = self.max_gap * left, self.max_step * left
-        self.decayed_at = now
+        # Not with each heartbeat: steps of several minutes would be stuck before they end.
+        self.max_step = max(seconds, self.max_step * _decay(self.step_recorded_at, now))
+        self.step_recorded_at = now
 
     @property
     def silence_seconds(self) -> float:
@@ -70,6 +66,10 @@ class LeaseTimeouts:
     def stuck_seconds(self) -> float:
         """Seconds without a step after which a lease is revoked although its holder sends heartbeats."""
         return max(self.max_step * STUCK_FACTOR, STUCK_FLOOR) if self.max_step else STUCK_FIRST
+
+
+def _decay(since: float | None, now: float) -> float:
+    return 1.0 if since is None else _DECAY_PER_SECOND ** max(0.0, now - since)
 
 
 @dataclass(slots=True)

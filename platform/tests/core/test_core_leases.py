@@ -64,6 +64,19 @@ def test_patience_fades_when_all_are_quick_again() -> None:
     assert patience.stuck_seconds == STUCK_FLOOR
 
 
+@given(st.floats(1.0, 3600.0), st.floats(0.5, 3.9))
+def test_steps_of_many_minutes_are_not_stuck_if_the_first_one_was_not(step: float, gap: float) -> None:
+    timeouts, holder = LeaseTimeouts(), LeaseHolder(0.0)
+    timeouts.record_step(step, 0.0)
+    holder.add_lease(1, 0.0)
+    heartbeats = min(100, int(step / gap))
+    for number in range(1, heartbeats + 1):
+        holder.last_seen = holder.last_mentioned[1] = step * number / heartbeats
+        timeouts.record_gap(gap, holder.last_seen)
+    holder.last_seen = holder.last_mentioned[1] = step
+    assert holder.find_expired_leases(step, timeouts) == {}
+
+
 @given(st.floats(61.0, 1000.0))
 def test_only_the_oldest_lease_can_be_stuck(idle: float) -> None:
     patience, holder = LeaseTimeouts(), LeaseHolder(0.0)
