@@ -19,6 +19,7 @@ Under strategy AllReduce:
 
 * ``allreduce``: the rounds, and workers that are lost from them;
 * ``silent_workers``: which workers are replaced because they are silent for minutes;
+* ``stragglers``: which workers are replaced because the others wait for them; ``step_arrivals``: how far each is;
 * ``member_crashes``: which minibatch is accused when a worker ends by itself;
 * ``world_checkpoints``, ``world_evaluations``, ``world_model_files``: checkpoints, evaluations and files of the model.
 
