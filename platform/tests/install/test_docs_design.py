@@ -185,10 +185,28 @@ def test_the_layers_are_those_that_are_checked() -> None:
 def test_the_layers_have_every_room_and_every_module_of_the_core() -> None:
     rooms, _, core = LAYERS.read_text(encoding="utf-8").partition("## How `core` is split")
     assert sorted(re.findall(r"^\| `(\w+)` \|", rooms, re.MULTILINE)) == ROOMS
-    rows = re.findall(r"^\| (`[^|]*) \|", core, re.MULTILINE)
-    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(
+    assert sorted(name for row in _core_rows(core) for name in row) == sorted(
         module.stem for module in (PACKAGE / "core").glob("*.py") if module.stem != "__init__"
     )
+
+
+def test_a_module_of_the_core_imports_only_from_its_row_of_0001_and_the_rows_above() -> None:
+    rows = _core_rows(LAYERS.read_text(encoding="utf-8").partition("## How `core` is split")[2])
+    row_of = {name: number for number, row in enumerate(rows) for name in row}
+    wrong = [(name, other) for name in row_of for other in _imported_core_modules(name) if row_of[other] > row_of[name]]
+    assert wrong == []
+
+
+def _core_rows(section: str) -> Sequence[Sequence[str]]:
+    """Names of the modules in each row of the table."""
+    return [re.findall(r"`(\w+)`", row) for row in re.findall(r"^\| (`[^|]*) \|", section, re.MULTILINE)]
+
+
+def _imported_core_modules(name: str) -> set[str]:
+    (nodes,) = (module.nodes for module in modules() if module.name == f"core/{name}.py")
+    imports = [(node.module or "", node.names) for node in nodes if isinstance(node, ast.ImportFrom)]
+    single = {module.split(".")[2] for module, _ in imports if module.startswith("edl.core.")}
+    return single | {alias.name for module, names in imports if module == "edl.core" for alias in names}
 
 
 @cache
