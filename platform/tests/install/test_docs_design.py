@@ -89,16 +89,49 @@ def test_the_glossary_names_what_stands_in_a_file() -> None:
     assert [(name, file) for name, file in named if not re.search(rf"\b{name}\b", (PACKAGE / file).read_text())] == []
 
 
+WALKS = (DOCS / "design" / "0009-walks-after.md").read_text(encoding="utf-8")
+REDESIGN = (DOCS / "design" / "0009-the-redesign.md").read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class WalkStep:
+    """A numbered line of a walk: a file, the names in it, a colon and what happens there."""
+
+    file: str
+    names: Sequence[str]
+    text: str
+    is_asked: bool
+    """It begins with a question mark: the file is not on the main road."""
+
+
+@cache
+def walk_steps() -> Sequence[Sequence[WalkStep]]:
+    """The steps of each walk; a numbered line that is no step with one file is an error."""
+    return [_parse_steps(walk.partition("\n")[2]) for walk in re.split(r"^## ", WALKS, flags=re.MULTILINE)[1:]]
+
+
+def _parse_steps(walk: str) -> Sequence[WalkStep]:
+    lines = re.findall(r"^(\d+)\.\s+(.*?)(?=^\d+\. |\Z)", walk, re.MULTILINE | re.DOTALL)
+    assert [int(number) for number, _ in lines] == list(range(1, len(lines) + 1))
+    matches = [
+        re.match(r"(\?\s+)?`([\w/]+\.py)`((?:,?\s+`[\w.]+`)+):(.*)", line, re.DOTALL) or line for _, line in lines
+    ]
+    assert [line for line in matches if isinstance(line, str)] == []
+    return [
+        WalkStep(match[2], re.findall(r"`([\w.]+)`", match[3]), match[4], match[1] is not None)
+        for match in matches
+        if not isinstance(match, str)
+    ]
+
+
 def test_the_walks_name_what_a_file_defines() -> None:
-    """A step of a walk is a file, the names in it, a colon and what happens there."""
-    text = (DOCS / "design" / "0009-walks-after.md").read_text(encoding="utf-8")
-    steps = re.findall(r"^\d+\.\s+(?:\?\s+)?`([\w/]+\.py)`((?:,?\s+`[\w.]+`)+):", text, re.MULTILINE)
+    steps = [step for walk in walk_steps() for step in walk]
     assert len(steps) > 200
     wrong = [
-        (file, name)
-        for file, names in steps
-        for name in re.findall(r"`([\w.]+)`", names)
-        if not all(_defines((PACKAGE / file).read_text(encoding="utf-8"), part) for part in name.split("."))
+        (step.file, name)
+        for step in steps
+        for name in step.names
+        if not all(_defines((PACKAGE / step.file).read_text(encoding="utf-8"), part) for part in name.split("."))
     ]
     assert wrong == []
 
@@ -114,13 +147,11 @@ class WalkCounts:
     all_changes: int
 
 
-def _count_walk(walk: str) -> WalkCounts:
-    """Count the steps of one walk by the rules of 0009; a step with a question mark is not on the main road."""
-    steps = re.findall(r"^\d+\.\s+(\?\s+)?`([\w/]+\.py)`(.*?)(?=^\d+\. |\Z)", walk, re.MULTILINE | re.DOTALL)
-    asked, files = [mark for mark, _, _ in steps], [file for _, file, _ in steps]
-    main = [file for mark, file in zip(asked, files, strict=True) if not mark]
-    forms = [form for _, _, text in steps for form in re.findall(r"\*\*", text.partition("Form:")[2])]
-    return WalkCounts(len(set(main)), len(set(files)), len(forms) // 2, _count_changes(main), _count_changes(files))
+def _count_walk(steps: Sequence[WalkStep]) -> WalkCounts:
+    """Count the steps of one walk by the rules of 0009."""
+    files, main = [step.file for step in steps], [step.file for step in steps if not step.is_asked]
+    marks = sum(step.text.partition("Form:")[2].count("**") for step in steps)
+    return WalkCounts(len(set(main)), len(set(files)), marks // 2, _count_changes(main), _count_changes(files))
 
 
 def _count_changes(files: Sequence[str]) -> int:
@@ -133,18 +164,22 @@ def test_the_counts_of_the_walks_are_those_of_their_steps() -> None:
     number = r"(\d+)"
     files = rf"{number} files on the main road, {number} in all; {number} forms; "
     stated_counts = files + rf"{number} package changes \({number} in all\)"
-    text = (DOCS / "design" / "0009-walks-after.md").read_text(encoding="utf-8")
-    walks = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
-    counts = [_count_walk(walk) for walk in walks]
-    stated = [re.search(stated_counts, " ".join(walk.split())) for walk in walks]
+    counts = [_count_walk(steps) for steps in walk_steps()]
+    stated = [re.search(stated_counts, " ".join(walk.split())) for walk in re.split(r"^## ", WALKS, flags=re.MULTILINE)]
     assert [WalkCounts(*map(int, match.groups())) for match in stated if match] == counts
-    table = (DOCS / "design" / "0009-the-redesign.md").read_text(encoding="utf-8")
     rows = [
         int(now)
-        for now in re.findall(r"^\| .*\| (?:files|forms|package).* \| \d+ \| (\d+) \| \d+ \|$", table, re.MULTILINE)
+        for now in re.findall(r"^\| .*\| (?:files|forms|package).* \| \d+ \| (\d+) \| \d+ \|$", REDESIGN, re.MULTILINE)
     ]
     totals = [sum(astuple(walk)[place] for walk in counts) for place in range(5)]
     assert rows == [value for walk in counts for value in astuple(walk)] + totals
+
+
+def test_0009_has_the_number_of_different_files_in_all_walks() -> None:
+    files = {step.file for walk in walk_steps() for step in walk}
+    stated = re.search(r"different files, and pass (\d+) now", " ".join(REDESIGN.split()))
+    assert stated is not None
+    assert int(stated[1]) == len(files)
 
 
 def _defines(source: str, name: str) -> bool:
