@@ -7,8 +7,9 @@ until the run has a checkpoint: a run that continues never begins anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,9 @@ _OTHER_MODEL_HINT = (
 )
 STATE_PREFIX = "state/"
 """Before the number of a variable outside the flat buffer, in the names of arrays."""
+_GENERATOR_SHAPE = (2,)
+_GENERATOR_TYPES = frozenset({"int64", "uint32"})
+"""The types of a ``keras.random.SeedGenerator``: that of Keras 3.15 on TensorFlow, and that of older files."""
 
 Array = NDArray[Any]
 
@@ -56,6 +60,23 @@ def find_initial_weights(run: RunDirectory, spec: JobSpec) -> RunWeights | None:
     if spec.task != "train" or spec.model.init_from is None or committed_cuts(run.checkpoints):
         return None
     return RunWeights.require(run, spec.task)
+
+
+@dataclass(frozen=True, slots=True)
+class StateVariable:
+    """A variable of the model outside the flat buffer.
+
+    Attributes:
+        name: path in the model.
+        dtype: NumPy's name of the type.
+        shape: shape of the variable.
+        of_generator: whether it is the state of a random generator, which is never read.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    of_generator: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +124,7 @@ class InitialWeights:
             {
                 int(array.name.removeprefix(STATE_PREFIX)): array
                 for array in contents.other_arrays
-                if array.name.startswith(STATE_PREFIX) and array.name.removeprefix(STATE_PREFIX).isdigit()
+                if array.name.startswith(STATE_PREFIX) and array.name.removeprefix(STATE_PREFIX).isdecimal()
             },
         )
 
@@ -148,9 +169,7 @@ class InitialWeights:
             StorageError: the file is damaged or cannot be read.
         """
         if variable.name in self.dense:
-            return np.concatenate(list(_chunks(self.dense[variable.name])) or [np.empty(0, np.float32)]).reshape(
-                variable.shape
-            )
+            return _read_array(self.dense[variable.name])
         rows, dim = variable.shape
         stored = self.tables[variable.name].spec
         assert stored is not None  # ``check_model`` compared its shape
@@ -160,11 +179,16 @@ class InitialWeights:
             values[ids] = part
         return values
 
-    def read_states(self, variables: Mapping[int, VariableSpec]) -> dict[int, Array]:
-        """The values of variables outside the flat buffer, by number; none of weights of parameter servers.
+    def read_states(self, variables: Sequence[StateVariable]) -> dict[int, Array]:
+        """The values of variables outside the flat buffer, by their position in ``variables``.
+
+        A file has their numbers, not their names, and a layer with random numbers moves the numbers of those after it.
+        So they are matched by their order without states of random generators. In a file these cannot be told from
+        other arrays of their type and shape: if the variables are not the same ones in the same order, all such
+        variables begin anew. So do all variables if the file has none, as one of parameter servers.
 
         Args:
-            variables: those that are read, by number, of all the model has outside the flat buffer.
+            variables: all that the model has outside the flat buffer, in its order.
 
         Raises:
             BadInputError: they belong to another model.
@@ -172,19 +196,30 @@ class InitialWeights:
         """
         if not self.states:
             return {}
-        values = {}
-        for number, variable in variables.items():
-            stored = self.states.get(number)
-            if stored is None or stored.shape != tuple(variable.shape):
-                stored_shape = "missing" if stored is None else _shape_text(stored.shape)
-                raise BadInputError(
-                    f"these weights belong to another model (model.init_from): the variable '{variable.name}' is "
-                    f"{_shape_text(variable.shape)} in the model, and {stored_shape} there",
-                    where=str(self.path),
-                    hint=_OTHER_MODEL_HINT,
-                )
-            values[number] = np.concatenate(list(_chunks(stored)) or [np.empty(0)]).reshape(variable.shape)
-        return values
+        stored = [self.states[number] for number in sorted(self.states)]
+        wanted = {number: variable for number, variable in enumerate(variables) if not variable.of_generator}
+        if _types(stored) == _types(variables):
+            return {number: _read_array(stored[number]) for number in wanted}
+        if _types(stored) != _types(wanted.values()):
+            stored = [array for array in stored if not _may_be_generator(array)]
+            wanted = {number: variable for number, variable in wanted.items() if not _may_be_generator(variable)}
+            self._check_states(list(wanted.values()), stored)
+        return {number: _read_array(array) for number, array in zip(wanted, stored, strict=True)}
+
+    def _check_states(self, variables: Sequence[StateVariable], stored: Sequence[StoredArray]) -> None:
+        for variable, array in zip_longest(variables, stored):
+            if variable is None:
+                difference = f"'{array.name}' {_type_text(array)} is there, and not in the model"
+            elif array is None or _types([variable]) != _types([array]):
+                difference = f"the variable '{variable.name}' is {_type_text(variable)} in the model, and "
+                difference += "missing there" if array is None else f"{_type_text(array)} there"
+            else:
+                continue
+            raise BadInputError(
+                f"these weights belong to another model (model.init_from): {difference}",
+                where=str(self.path),
+                hint=_OTHER_MODEL_HINT,
+            )
 
     def flat_values(self, variables: Iterable[VariableSpec]) -> Floats:
         """The values of variables one after the other, as float32."""
@@ -231,6 +266,22 @@ def _chunks(array: StoredArray) -> Iterator[Array]:
                 yield np.asarray(part[start : min(start + rows, array.shape[0])])
     except SafetensorError as error:
         raise StorageError(f"'{array.name}' cannot be read: {error}", where=str(array.path)) from error
+
+
+def _read_array(array: StoredArray) -> Array:
+    return np.concatenate(list(_chunks(array)) or [np.empty(0, np.float32)]).reshape(array.shape)
+
+
+def _types(variables: Iterable[StateVariable | StoredArray]) -> list[tuple[str, tuple[int, ...]]]:
+    return [(variable.dtype, variable.shape) for variable in variables]
+
+
+def _may_be_generator(variable: StateVariable | StoredArray) -> bool:
+    return variable.shape == _GENERATOR_SHAPE and variable.dtype in _GENERATOR_TYPES
+
+
+def _type_text(variable: StateVariable | StoredArray) -> str:
+    return f"{variable.dtype} {_shape_text(variable.shape)}"
 
 
 def _shape_text(shape: Iterable[int]) -> str:

@@ -10,15 +10,21 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 
 from edl.api.errors import BadInputError
 from edl.api.job_spec import JobSpec
-from edl.api.variables import VariableSpec
 from edl.keras.model_building import ModelVariables, build_model, is_seed_state, load_weights
 from edl.keras.model_contract import ModelModule
 from edl.storage.durable_files import remove_on_error, temporary_path, translate_os_errors
-from edl.storage.initial_weights import CONVERTED_FILE, STATE_PREFIX, InitialWeights, find_initial_weights
+from edl.storage.initial_weights import (
+    CONVERTED_FILE,
+    STATE_PREFIX,
+    InitialWeights,
+    StateVariable,
+    find_initial_weights,
+)
 from edl.storage.run_directory import RunDirectory
 from edl.storage.run_weights import HELD_DIRECTORY
 from edl.storage.safetensors_writer import write_array_file
@@ -69,10 +75,12 @@ def assign_initial_weights(variables: ModelVariables, initial: InitialWeights | 
     initial.check_model(variables.specs)
     for spec, weight in zip(variables.specs, variables.weights, strict=True):
         weight.assign(initial.read_variable(spec))
-    states = {n: v for n, v in enumerate(variables.local_variables) if not is_seed_state(v)}
-    specs = {n: VariableSpec(variable.path, tuple(variable.shape), True) for n, variable in states.items()}
-    for number, value in initial.read_states(specs).items():
-        states[number].assign(value)
+    local = variables.local_variables
+    states = [
+        StateVariable(v.path, keras.backend.standardize_dtype(v.dtype), tuple(v.shape), is_seed_state(v)) for v in local
+    ]
+    for number, value in initial.read_states(states).items():
+        local[number].assign(value)
 
 
 def _convert_keras_file(path: Path, converted: Path, module: ModelModule, seed: int, sample: Any) -> None:

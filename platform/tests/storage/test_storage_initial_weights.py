@@ -78,3 +78,8 @@ def test_a_directory_without_a_manifest_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"nothing")
     with pytest.raises(StorageError, match="safetensors"):
         InitialWeights.open(tmp_path / "model.safetensors")
+
+
+def test_an_array_whose_number_is_not_decimal_is_no_state(tmp_path: Path) -> None:
+    write_array_file(tmp_path / "model.safetensors", {"state/²": VALUES, "state/1": VALUES}, {})
+    assert list(InitialWeights.open(tmp_path / "model.safetensors").states) == [1]

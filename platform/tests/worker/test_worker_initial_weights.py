@@ -28,14 +28,15 @@ import keras, tensorflow as tf
 
 class Counter(keras.layers.Layer):
     def build(self, shape):
-        self.calls = self.add_weight(shape=SHAPE, initializer="zeros", dtype="int32", trainable=False, name="calls")
+        self.calls = self.add_weight(shape=SHAPE, initializer="zeros", dtype=DTYPE, trainable=False, name="calls")
 
     def call(self, x):
         return x
 
 def custom_model():
     x = keras.Input((3,))
-    hidden = keras.layers.Dropout(0.5)(keras.layers.Dense(4)(x))
+    hidden = keras.layers.Dropout(0.1)(x) if FRONT else x
+    hidden = keras.layers.Dropout(0.5)(keras.layers.Dense(4)(hidden))
     hidden = keras.layers.BatchNormalization(dtype="float64", scale=False, center=False)(hidden)
     return keras.Model(x, keras.layers.Dense(1)(Counter()(hidden)))
 
@@ -51,8 +52,18 @@ def feed(dataset, mode, metadata):
 X = np.random.default_rng(3).normal(size=(8, 3)).astype(np.float32)
 
 
-def load(folder: Path, shape: str = "()", name: str = "own") -> ModelModule:
-    (folder / f"{name}.py").write_text(MODEL.replace("SHAPE", shape))
+def load(
+    folder: Path, name: str = "own", *, shape: str = "()", dtype: str = "int32", front: bool = False
+) -> ModelModule:
+    """The model's module.
+
+    Args:
+        folder: where it is written.
+        name: its name.
+        shape, dtype: those of its counter.
+        front: whether a layer with random numbers is in front of the others.
+    """
+    (folder / f"{name}.py").write_text(f"SHAPE, DTYPE, FRONT = {shape}, {dtype!r}, {front}\n{MODEL}")
     choice = ModelSpec(zoo=str(folder), definition=f"{name}.custom_model", params={})
     return load_model_module(choice, needs_metrics=False, may_have_train_step=True)
 
@@ -77,9 +88,10 @@ def build_trained(module: ModelModule) -> Any:
 
 
 def assert_same_weights(found: Any, trained: Any) -> None:
-    for mine, theirs in zip(found.model.variables, trained.model.variables, strict=True):
-        if not is_seed_state(theirs):
-            np.testing.assert_array_equal(np.asarray(mine), np.asarray(theirs), err_msg=theirs.path)
+    """Compare all variables but the states of random generators."""
+    own, others = ([v for v in each.model.variables if not is_seed_state(v)] for each in (found, trained))
+    for mine, theirs in zip(own, others, strict=True):
+        np.testing.assert_array_equal(np.asarray(mine), np.asarray(theirs), err_msg=theirs.path)
 
 
 @pytest.mark.parametrize("rank_seed", [None, 5])
@@ -111,8 +123,47 @@ def test_weights_of_parameter_servers_have_no_counters(tmp_path: Path) -> None:
     assert [int(v) for v in found.model.weights if v.dtype == "int32"] == [0]
 
 
-def test_a_counter_of_another_shape_belongs_to_another_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize("front", [False, True])
+@pytest.mark.parametrize("rank_seed", [None, 5])
+def test_a_layer_with_random_numbers_may_come_or_go(tmp_path: Path, rank_seed: int | None, front: bool) -> None:
+    path = tmp_path / "shard.safetensors"
+    trained = build_trained(load(tmp_path, front=not front))
+    write_array_file(path, trained.state_arrays(), {})
+    found = build(load(tmp_path, "changed", front=front), rank_seed=rank_seed, initial=InitialWeights.open(path))
+    assert_same_weights(found, trained)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint32"])
+def test_a_counter_that_looks_like_a_random_generator_is_loaded_into_the_same_model(tmp_path: Path, dtype: str) -> None:
+    module, path = load(tmp_path, shape="(2,)", dtype=dtype), tmp_path / "shard.safetensors"
+    trained = build_trained(module)
+    write_array_file(path, trained.state_arrays(), {})
+    assert_same_weights(build(module, initial=InitialWeights.open(path)), trained)
+
+
+@pytest.mark.parametrize(
+    ("changed", "difference"),
+    [
+        ({"shape": "(2,)"}, r"calls' is int32 \[2\] in the model, and int32 \[\] there"),
+        ({"dtype": "int16"}, r"calls' is int16 \[\] in the model, and int32 \[\] there"),
+    ],
+)
+def test_a_counter_of_another_shape_or_type_belongs_to_another_model(
+    tmp_path: Path, changed: dict[str, Any], difference: str
+) -> None:
     path = tmp_path / "shard.safetensors"
     write_array_file(path, build_trained(load(tmp_path)).state_arrays(), {})
-    with pytest.raises(BadInputError, match=r"calls' is \[2\] in the model, and \[\] there"):
-        build(load(tmp_path, "(2,)", "wider"), initial=InitialWeights.open(path))
+    with pytest.raises(BadInputError, match=difference):
+        build(load(tmp_path, "other", **changed), initial=InitialWeights.open(path))
+
+
+def test_a_counter_that_one_of_both_lacks_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "shard.safetensors"
+    arrays = build_trained(load(tmp_path)).state_arrays()
+    write_array_file(path, arrays | {"state/99": np.array(3, np.int16)}, {})
+    with pytest.raises(BadInputError, match=r"'state/99' int16 \[\] is there, and not in the model"):
+        build(load(tmp_path), initial=InitialWeights.open(path))
+    counter = next(n for n, v in arrays.items() if n.startswith("state/") and v.dtype == "int32")
+    write_array_file(path, {n: v for n, v in arrays.items() if n != counter}, {})
+    with pytest.raises(BadInputError, match=r"calls' is int32 \[\] in the model, and missing there"):
+        build(load(tmp_path), initial=InitialWeights.open(path))
