@@ -8,6 +8,7 @@ the next lease.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import queue
 import threading
@@ -574,9 +575,10 @@ def _repeats_forever(repeat: Any) -> bool:
 
 def _feed_file(feed: UserFeedFunction) -> str:
     """The file of a ``feed``, which may be a function, a ``functools.partial`` or an object with ``__call__``."""
-    function: Any = feed
+    # A module's functions are wrapped, in EDL's own wrapper and maybe in decorators.
+    function: Any = inspect.unwrap(feed)
     while isinstance(function, partial):
-        function = function.func
+        function = inspect.unwrap(function.func)
     return source_file(function) or source_file(type(function)) or ""
 
 

@@ -494,6 +494,34 @@ def test_the_error_of_a_feed_that_is_an_object_names_its_file(feed: Any) -> None
     assert caught.value.where == __file__
 
 
+FEED_OBJECT_MODULE = """
+from functools import partial, wraps
+
+def custom_model(): pass
+def loss(labels, predictions): return 0.0
+def optimizer(): return "sgd"
+def eval_metrics_fn(): return {}
+
+class RepeatingFeed:
+    def __call__(self, dataset, mode, metadata, times=3):
+        return dataset.map(lambda record: (record, 0)).repeat(times)
+
+@wraps(RepeatingFeed())
+def decorated(*args, **options):
+    return RepeatingFeed()(*args, **options)
+"""
+
+
+@pytest.mark.parametrize(
+    "feed", ["RepeatingFeed()", "partial(RepeatingFeed(), times=2)", "partial(decorated, times=2)"]
+)
+def test_the_error_of_a_feed_of_a_module_that_is_an_object_names_its_file(tmp_path: Path, feed: str) -> None:
+    module = module_in(tmp_path, f"{FEED_OBJECT_MODULE}\nfeed = {feed}\n")
+    with pytest.raises(FeedError, match="elements for 4 records") as caught:
+        list(feed_minibatches(module.feed, "training", None, windows()))
+    assert caught.value.where == str(tmp_path / "zoo_under_test" / "model.py")
+
+
 def test_errors_of_the_windows_come_out_as_they_are_after_what_was_before() -> None:
     def broken() -> Iterator[tuple[int, RecordWindow]]:
         yield 0, window(0, 2)
