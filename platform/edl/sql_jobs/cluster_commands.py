@@ -12,7 +12,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import astuple, replace
 from hashlib import sha256
@@ -470,11 +470,17 @@ def _write_predictions(
             ignores_case=dialect_of(request.database) != "postgres",
         )
         with translate_os_errors(parquet, "write the predictions"), replace_file(parquet) as temporary:
-            _write_parquet(temporary, batches)
+            _write_parquet(temporary, _read_batches(run, batches))
     content = pq.ParquetFile(parquet)
     rows = content.metadata.num_rows
     _write_once(request, statement.into, content.iter_batches(), folder, rows)
     return {"model": model.name, "table": str(statement.into), "rows": rows}
+
+
+def _read_batches(run: RunDirectory, batches: Iterable[Any]) -> Iterator[Any]:
+    """The batches, which are read while others are written: errors of both have their own names."""
+    with translate_os_errors(run.path, "read the rows and their predictions"):
+        yield from batches
 
 
 def _write_parquet(path: Path, batches: Iterable[Any]) -> None:

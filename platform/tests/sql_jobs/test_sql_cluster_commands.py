@@ -456,6 +456,23 @@ def test_a_full_volume_is_said_with_the_file_of_the_predictions(
     assert volume.query("SELECT count(*) FROM guessed") == [(300,)]
 
 
+def test_rows_that_cannot_be_read_are_not_blamed_on_the_file_of_the_predictions(
+    volume: Volume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volume.train()
+    request, run = volume.submit(PREDICT, "predict")
+    prepare(request, run)
+    write_predictions(run, [(0, 300)])
+
+    def read(*_: Any) -> Any:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", read)
+    with pytest.raises(StorageError, match="cannot read the rows and their predictions: Input/output error") as raised:
+        finish(run, {"metrics": {}})
+    assert raised.value.where == str(run.path)
+
+
 def test_a_table_that_a_lost_master_wrote_is_not_written_again(volume: Volume) -> None:
     volume.train()
     request, run = volume.submit(PREDICT, "predict")
