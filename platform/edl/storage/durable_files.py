@@ -97,7 +97,8 @@ def rename_durably(temporary: Path, final: Path) -> None:
 def temporary_path(path: Path) -> Path:
     """A hidden name in the same folder, for a file that is being written. No two are equal.
 
-    Process ids would not tell writers apart: those of two pods on one volume may be equal.
+    Process ids would not tell writers apart: those of two pods on one volume may be equal. The same function as
+    ``edl.data.temporary_names.temporary_path``, because data and storage import nothing of each other.
     """
     return path.with_name(f".{path.name}.{uuid4().hex[:12]}.tmp")
 
