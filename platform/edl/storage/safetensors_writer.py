@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from edl.api.errors import StorageError
 from edl.numerics.checksum import crc32
-from edl.storage.durable_files import remove_on_error, rename_durably, translate_os_errors, write_all
+from edl.storage.durable_files import remove_on_error, rename_durably, temporary_path, translate_os_errors, write_all
 from edl.storage.safetensors_header import DTYPE_CODES, encode_safetensors_header
 
 # --------------------------------------------------------------------------------------------------
@@ -194,8 +194,9 @@ def write_array_parts(
 ) -> tuple[int, int]:
     """Write arrays to ``path`` part by part; return the size and CRC-32 of the file, which is then durable.
 
-    A part is consumed before the next one is requested, so the caller may reuse its buffer. The checksum is computed
-    for each array and combined at the end, because parts of different arrays may alternate.
+    Several processes may write the same file: each has a temporary file of its own, and the last one stays. A part is
+    consumed before the next one is requested, so the caller may reuse its buffer. The checksum is computed for each
+    array and combined at the end, because parts of different arrays may alternate.
 
     Args:
         path: the file.
@@ -209,7 +210,7 @@ def write_array_parts(
     """
     header = encode_safetensors_header([(array.name, array.dtype, array.shape) for array in arrays], metadata)
     places = _array_cursors(arrays, header.nbytes)
-    temporary = path.with_name(f"{path.name}.tmp")
+    temporary = temporary_path(path)
     with translate_os_errors(path, "write a checkpoint"):
         path.parent.mkdir(parents=True, exist_ok=True)
         ensure_free_space(path.parent, header.nbytes + sum(array.nbytes for array in arrays))

@@ -17,7 +17,6 @@ from edl.api.errors import BadInputError
 from edl.api.job_spec import JobSpec
 from edl.keras.model_building import ModelVariables, build_model, is_seed_state, load_weights
 from edl.keras.model_contract import ModelModule
-from edl.storage.durable_files import remove_on_error, temporary_path, translate_os_errors
 from edl.storage.initial_weights import (
     CONVERTED_FILE,
     STATE_PREFIX,
@@ -104,9 +103,5 @@ def _convert_keras_file(path: Path, converted: Path, module: ModelModule, seed: 
         for number, variable in enumerate(variables.local_variables)
         if not is_seed_state(variable)
     }
-    # Several workers may write the same arrays at the same time: each one its own file, of which one stays.
-    own = temporary_path(converted)
-    with translate_os_errors(converted, "write weights"), remove_on_error(own):
-        converted.parent.mkdir(parents=True, exist_ok=True)
-        write_array_file(own, arrays, {})
-        own.replace(converted)
+    # Several workers may do so at the same time, with the same arrays.
+    write_array_file(converted, arrays, {})

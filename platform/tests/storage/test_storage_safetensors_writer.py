@@ -76,3 +76,17 @@ def test_parts_that_are_not_the_array_leave_nothing_behind(tmp_path, parts, prob
     with pytest.raises(ValueError, match=problem):
         write_array_parts(path, [ArrayShape("x", "float32", (3,))], [("x", part) for part in parts], {})
     assert not list(tmp_path.iterdir())
+
+
+def test_two_writers_of_one_file_do_not_meet(tmp_path):
+    path, values = tmp_path / "a.safetensors", np.arange(4, dtype=np.float32)
+
+    def parts():
+        yield "a", values[:2]
+        write_array_file(path, {"other": values}, {})
+        assert list(read_array_file(path)[0]) == ["other"]
+        yield "a", values[2:]
+
+    write_array_parts(path, [ArrayShape("a", "float32", (4,))], parts(), {})
+    np.testing.assert_array_equal(read_array_file(path)[0]["a"], values)
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
