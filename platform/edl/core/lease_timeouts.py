@@ -26,6 +26,8 @@ STUCK_FLOOR, STUCK_FIRST = 60.0, 600.0
 """Lower limit of the stuck timeout, and the timeout before any step was measured, in seconds."""
 # Multiples of the longest recent silence and of the longest recent step.
 SILENCE_FACTOR, STUCK_FACTOR = 10.0, 20.0
+LONG_STEP_FACTOR = 3.0
+"""Where ``STUCK_FACTOR`` steps take longer than ``STUCK_FIRST`` seconds, this multiple is enough, or that time."""
 # A maximum is halved in 34 s, when the next value is recorded. Without decay, one slow phase would
 # lengthen the timeouts for the rest of the job.
 _DECAY_PER_SECOND = 0.98
@@ -65,7 +67,10 @@ class LeaseTimeouts:
     @property
     def stuck_seconds(self) -> float:
         """Seconds without a step after which a lease is revoked although its holder sends heartbeats."""
-        return max(self.max_step * STUCK_FACTOR, STUCK_FLOOR) if self.max_step else STUCK_FIRST
+        if not self.max_step:
+            return STUCK_FIRST
+        most = max(STUCK_FIRST, self.max_step * LONG_STEP_FACTOR)
+        return min(max(self.max_step * STUCK_FACTOR, STUCK_FLOOR), most)
 
 
 def _decay(since: float | None, now: float) -> float:

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from edl.core.lease_timeouts import SILENCE_CEILING, SILENCE_FLOOR, STUCK_FLOOR, LeaseHolder, LeaseTimeouts
+from edl.core.lease_timeouts import SILENCE_CEILING, SILENCE_FLOOR, STUCK_FIRST, STUCK_FLOOR, LeaseHolder, LeaseTimeouts
 
 
 def run(gaps: list[float], pace: float) -> tuple[LeaseTimeouts, LeaseHolder, float, list[str]]:
@@ -75,6 +76,15 @@ def test_steps_of_many_minutes_are_not_stuck_if_the_first_one_was_not(step: floa
         timeouts.record_gap(gap, holder.last_seen)
     holder.last_seen = holder.last_mentioned[1] = step
     assert holder.find_expired_leases(step, timeouts) == {}
+
+
+@pytest.mark.parametrize(
+    ("step", "seconds"), [(0.1, STUCK_FLOOR), (20.0, 400.0), (100.0, STUCK_FIRST), (900.0, 2700.0)]
+)
+def test_long_steps_are_stuck_after_fewer_multiples_of_them(step: float, seconds: float) -> None:
+    timeouts = LeaseTimeouts()
+    timeouts.record_step(step, 0.0)
+    assert timeouts.stuck_seconds == pytest.approx(seconds)
 
 
 @given(st.floats(61.0, 1000.0))
