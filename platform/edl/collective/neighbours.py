@@ -144,7 +144,7 @@ def _join_next(
             raise
         except PeerRefusedError as refused:
             # All processes of a job have the token and the version with which the master accepted this one. So the
-            # address is another job's by now, and the neighbour cannot be reached; the master will hear why.
+            # address is another job's by now, and the neighbour cannot be reached; this worker's log says why.
             if refused.kind in ("token", "version"):
                 problem = f"another job has its address: {refused.message}"
                 retry.wait()

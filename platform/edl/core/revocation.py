@@ -1,8 +1,7 @@
 """Decides that a lease is lost, and revokes it.
 
 A lease expires when its worker is silent or stuck (``lease_timeouts`` has the limits), and is revoked when its pod
-ends. Leases that change no parameters are revoked at once, training leases when every PS has confirmed it. Training
-leases of AllReduce are not revoked here: they return with the round that lost their worker.
+ends. Leases that change no parameters are revoked at once, training leases when every PS has confirmed it.
 
 A revocation is complete when every PS has reported the steps that it applied. ``settle_leases`` then decides which
 steps count, and which records return to the ledger.
