@@ -66,11 +66,13 @@ def handle_world_reported(state: JobState, event: WorldReported, now: float) -> 
     record_heartbeat(state, event.worker, now)
     rounds, pod = state.world, state.pods.by_uid.get(event.worker)
     if rounds is not None and pod is not None and pod.live and pod.has_run and state.pods_synced:
-        before = rounds.committed_step
+        before, was_running = rounds.committed_step, rounds.phase is RoundPhase.RUNNING
         if event.copied is not None:
             world_checkpoints.handle_copied(state, event.worker, event.copied, now)
         _obey(state, rounds, _handle_report(state, rounds, event, pod), event.loss)
-        _record_arrival(state, rounds, event, rounds.committed_step - before, now)
+        if rounds.committed_step > before:
+            state.last_step = now
+        _record_arrival(state, rounds, event, rounds.committed_step - before if was_running else 0, now)
         state.evaluation_copies.record_report(rounds, event.worker, event.round, event.evaluation_copy)
         if event.is_paused and event.round == rounds.round and event.stable_step == rounds.committed_step:
             _stop_by_callback(state, rounds, event)
@@ -86,13 +88,16 @@ def handle_world_reported(state: JobState, event: WorldReported, now: float) -> 
 
 
 def _record_arrival(state: JobState, rounds: WorldRounds, event: WorldReported, new_steps: int, now: float) -> None:
-    """Note how far the sender's main thread is, and how long steps take."""
+    """Note how far the sender's main thread is, and how long steps take.
+
+    Args:
+        new_steps: so many were entered in the ledger while the round ran; when it starts, it enters those of the round
+            before.
+    """
     arrivals = state.step_arrivals
     arrivals.follow_round(rounds.round, rounds.phase, now)
-    if new_steps > 0:
-        state.last_step = now
-        if rounds.phase is RoundPhase.RUNNING:
-            arrivals.record_committed(new_steps, now)
+    if new_steps > 0 and rounds.phase is RoundPhase.RUNNING:
+        arrivals.record_committed(new_steps, now)
     if event.entered is not None and event.round == rounds.round and rounds.trains(event.worker):
         arrivals.record_entered(event.worker, event.entered, event.report.step or 0, now)
 
