@@ -490,7 +490,8 @@ def describe_world(state: JobState) -> WorldStatus | None:
         difference=rounds.difference,
         states_taken=rounds.states_taken,
         evaluation=world_evaluations.describe_evaluation(state) or world_model_files.describe_pause(state),
-        awaited=state.step_arrivals.description,
+        # After the end no tick clears it.
+        awaited="" if state.has_ended else state.step_arrivals.description,
     )
 
 

@@ -121,6 +121,10 @@ class EvaluationCopies:
         """Whether a member has said that it has a copy of this step."""
         return rounds.trains(worker) and self._step_of(rounds, worker) == step
 
+    def holds_any(self, rounds: WorldRounds, worker: str) -> bool:
+        """Whether a member of the newest round has said that it has a copy, of any step."""
+        return self._step_of(rounds, worker) > 0
+
     def holders(self, rounds: WorldRounds, step: int) -> tuple[str, ...]:
         """The members of the running round that have a copy of this step, by rank."""
         return tuple(worker for worker in rounds.members if self.has_copy(rounds, worker, step))

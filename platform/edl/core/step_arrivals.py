@@ -26,9 +26,11 @@ class StepArrivals:
         furthest: the largest of these numbers; -1: no member has said one.
         step: the newest step that a member has applied.
         since: when ``furthest`` or ``step`` changed last, or when the phase began.
+        newest_arrival: when any member's number changed last: the others wait from ``since`` until then.
         committed_at: when steps were entered in the ledger last; None: not since training went on.
         step_timeouts: how long the steps of this job take. Apart from the limits of leases: a lease of AllReduce
             that changes no parameters may take many times longer than a step.
+        replacements: how often workers were replaced since steps were entered in the ledger last.
         description: which members the others wait for, for users; empty: for none, or not for long.
         is_reported: whether users were told of it.
     """
@@ -39,8 +41,10 @@ class StepArrivals:
     furthest: int = -1
     step: int = 0
     since: float = 0.0
+    newest_arrival: float = 0.0
     committed_at: float | None = None
     step_timeouts: LeaseTimeouts = field(default_factory=LeaseTimeouts)
+    replacements: int = 0
     description: str = ""
     is_reported: bool = False
 
@@ -54,18 +58,20 @@ class StepArrivals:
 
     def count_anew(self, now: float) -> None:
         """All that was before ``now`` is no wait for a member: for example, training paused."""
-        self.since, self.committed_at = now, None
+        self.since, self.newest_arrival, self.committed_at = now, now, None
         self.description, self.is_reported = "", False
 
     def excuse(self, seconds: float, now: float) -> None:
         """Exclude ``seconds`` in which the master heard nobody."""
         self.since = min(now, self.since + seconds)
+        self.newest_arrival = min(now, self.newest_arrival + seconds)
         if self.committed_at is not None:
             self.committed_at = min(now, self.committed_at + seconds)
 
     def record_entered(self, worker: str, entered: int, step: int, now: float) -> None:
         """A member of the running round says how far its main thread is; messages may arrive in any order."""
-        self.entered[worker] = max(entered, self.entered.get(worker, 0))
+        if entered > self.entered.get(worker, -1):
+            self.entered[worker], self.newest_arrival = entered, now
         if entered > self.furthest or step > self.step:
             self.furthest, self.step = max(entered, self.furthest), max(step, self.step)
             self.since, self.description, self.is_reported = now, "", False
@@ -74,7 +80,7 @@ class StepArrivals:
         """So many steps were entered in the ledger. The first ones of a round count as none: workers may trace."""
         if self.committed_at is not None:
             self.step_timeouts.record_step((now - self.committed_at) / steps, now)
-        self.committed_at = now
+        self.committed_at, self.replacements = now, 0
 
     def find_late(self, members: Iterable[str]) -> list[str] | None:
         """The members that have not entered the exchange in which others wait; None: some have said nothing yet."""

@@ -3,7 +3,7 @@
 Such a worker (its ``feed`` reads from a dead network file system, a callback loops for ever) sends heartbeats like any
 other, and its connections are intact. So nothing else notices it, and all others would wait without limit. A long step
 is no such thing: the limit for users' eyes follows the duration of steps, and no worker is lost before
-``REPLACEMENT_SECONDS``.
+``REPLACEMENT_SECONDS``. A wrong replacement is worse than a late one.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from edl.core.short_list import format_short_list
 from edl.core.state import JobState
 from edl.core.world_rounds import NO_ROUND, RoundPhase, WorldRounds
 
-REPLACEMENT_SECONDS = 600.0
+REPLACEMENT_SECONDS = 3600.0
 """Least seconds for which all others have waited for a worker before it is replaced.
 
-Many times longer than a step: TensorFlow may trace a large model for minutes, with all heartbeats going on.
+Many times longer than a step: TensorFlow may trace a large model for minutes, and a callback at the end of an epoch may
+evaluate for many more, with all heartbeats going on. It doubles with each replacement after which no step was made:
+what takes longer than an hour is done at the second or third time, and a minibatch that hangs for ever costs few pods.
 """
 
 
@@ -44,18 +46,21 @@ def watch_stragglers(state: JobState, late_seconds: float, now: float) -> dict[s
         arrivals.count_anew(now)
         return {}
     limit, seconds = arrivals.step_timeouts.stuck_seconds, now - arrivals.since
-    found = _find_late(state, rounds, now) if seconds >= limit else None
-    if found is None:
+    late_and_waiting = _find_late(state, rounds, now) if seconds >= limit else None
+    if late_and_waiting is not None and not late_and_waiting[0]:
+        # The step of their own begins when the last one has entered it.
+        seconds = now - arrivals.newest_arrival
+    if late_and_waiting is None or seconds < limit:
         arrivals.description = ""
         return {}
-    late, waiting = found
+    late, waiting = late_and_waiting
     arrivals.description = _describe_wait(state, rounds, late, len(waiting), seconds)
     if not arrivals.is_reported:
         arrivals.is_reported = True
-        state.emit(WarningRaised(_describe_wait(state, rounds, late, len(waiting), seconds)))
-    if seconds < max(limit, REPLACEMENT_SECONDS) or not _may_replace(state, rounds, late, waiting):
+        state.emit(WarningRaised(arrivals.description))
+    if seconds < max(limit, REPLACEMENT_SECONDS * 2**arrivals.replacements):
         return {}
-    return _replace(state, late, seconds, now)
+    return _replace(state, late, seconds, now) if _may_replace(state, rounds, late, waiting) else {}
 
 
 def _is_paused(state: JobState, rounds: WorldRounds) -> bool:
@@ -114,14 +119,22 @@ def _describe_wait(state: JobState, rounds: WorldRounds, late: list[str], waitin
 
 
 def _may_replace(state: JobState, rounds: WorldRounds, late: list[str], waiting: list[str]) -> bool:
-    """Whether the late ones are to blame: as many wait for them, and one of these stays.
+    """Whether the late ones are to blame: as many that compute themselves wait for them, and one of these stays.
 
     While more of them compute than wait, the step is probably just long. A program of the user's may evaluate or save
     its model on one worker between two steps, for as long as it likes.
     """
     if not late or not state.settings.has_parameters:
         return False
-    return len(late) <= len(waiting) and any(worker not in rounds.leaving for worker in waiting)
+    training = [worker for worker in waiting if _has_records(state, rounds, worker)]
+    return len(late) <= len(training) and any(worker not in rounds.leaving for worker in training)
+
+
+def _has_records(state: JobState, rounds: WorldRounds, worker: str) -> bool:
+    """Whether a worker computes a part of each step; others enter the next exchange at once."""
+    if state.evaluation_copies.holds_any(rounds, worker):
+        return False
+    return any(kind == TRAINING for kind, _ in state.worker_leases(worker))
 
 
 def _replace(state: JobState, late: list[str], seconds: float, now: float) -> dict[str, str]:
@@ -135,4 +148,5 @@ def _replace(state: JobState, late: list[str], seconds: float, now: float) -> di
         state.emit(WarningRaised(f"worker-{pod.index} has kept the others waiting for {seconds:.0f} s: it is replaced"))
         reasons[worker] = f"it kept the others waiting for {seconds:.0f} s"
         terminate_worker(state, pod, reasons[worker], now)
+    state.step_arrivals.replacements += bool(reasons)
     return reasons

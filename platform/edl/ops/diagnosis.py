@@ -412,8 +412,8 @@ def _find_refused_pods(job: JobView) -> Iterator[JobFinding]:
 
 _STRAGGLER_REMEDY = (
     "A long step ends by itself. The log of the worker that is named may say what it waits for: a file system that "
-    "does not answer, or an endless loop in the model's own code. A worker that hangs for ten minutes while the others "
-    "wait is replaced."
+    "does not answer, or an endless loop in the model's own code. A worker that hangs for an hour while the others "
+    "wait is replaced, but not in a job with a `command`."
 )
 
 

@@ -11,7 +11,9 @@ from support.text_keys import missing_keys
 
 from edl.api.run_events import WarningRaised
 from edl.core.allreduce import describe_world
+from edl.core.evaluation_copies import CopyReport
 from edl.core.events import DeletePod, StartPod, Tick
+from edl.core.journal_application import end_job
 from edl.core.lease_timeouts import STUCK_FIRST, STUCK_FLOOR
 from edl.core.rank_state import RankPhase
 from edl.core.stragglers import REPLACEMENT_SECONDS
@@ -20,11 +22,15 @@ from edl.core.world_rounds import RoundPhase, Share
 WORKERS = ("w0", "w1", "w2")
 
 
-def start(count: int = 3, **settings: Any) -> AllReduceMaster:
-    """A job that makes a step in a hundredth of a second: its workers have made three."""
+def start(count: int = 3, *, training: int | None = None, **settings: Any) -> AllReduceMaster:
+    """A job that makes a step in a hundredth of a second: its workers have made three.
+
+    Args:
+        training: so many workers have records; None: all.
+    """
     master = AllReduceMaster(started=count, **settings)
     master.start_round(*master.workers)
-    lease = master.lease("w0").lease
+    lease, *_ = [master.lease(worker).lease for worker in master.workers[:training]]
     for step in (1, 2, 3):
         for worker in master.workers:
             master.report(
@@ -128,6 +134,79 @@ def test_no_worker_is_replaced_while_more_of_them_compute_than_wait() -> None:
     assert pass_time(master, {"w0": 4, "w1": 3, "w2": 3}, REPLACEMENT_SECONDS + 60) == []
 
 
+def test_a_worker_without_records_does_not_wait() -> None:
+    """It enters the next exchange at once, however long the step of the only worker with records is."""
+    master = start(2, training=1)
+    assert pass_time(master, {"w0": 3, "w1": 4}, 2 * REPLACEMENT_SECONDS) == []
+    assert awaited(master).startswith("worker-0 has not finished its part of step 4")
+
+
+def test_a_worker_that_evaluates_a_copy_does_not_wait() -> None:
+    master = start(2, workers_min=2, validation=32, evaluation_steps=100)
+    master.report("w1", RankPhase.RUNNING, step=3, stable=2, entered=3, evaluation_copy=CopyReport(2, 1))
+    assert pass_time(master, {"w0": 3, "w1": 4}, 2 * REPLACEMENT_SECONDS) == []
+    assert awaited(master).startswith("worker-0 has not finished its part of step 4")
+
+
+def replace_w2(master: AllReduceMaster) -> None:
+    """``w2`` hangs and is replaced; the others start a round without it, behind step 3."""
+    lease = master.state.worker_leases("w0")[0][1].number
+    pass_time(master, {"w0": 4, "w1": 4, "w2": 3}, REPLACEMENT_SECONDS + 4)
+    for worker in ("w0", "w1"):
+        master.report(worker, RankPhase.ENDED, step=3, shares={3: (Share(lease, 2, 3),)})
+    master.kill("w2")
+    master.start_round("w0", "w1")
+    assert master.rounds.committed_step == 3
+
+
+@pytest.mark.parametrize(("makes_steps", "factor"), [(False, 2), (True, 1)])
+def test_without_a_step_after_a_replacement_the_next_one_takes_twice_as_long(makes_steps: bool, factor: int) -> None:
+    """Whatever takes longer than the limit may be done at the second time, and one that never ends costs few pods."""
+    master = start()
+    lease = master.state.worker_leases("w0")[0][1].number
+    replace_w2(master)
+    if makes_steps:
+        master.report("w0", RankPhase.RUNNING, step=4, stable=4, shares={4: (Share(lease, 3, 4),)}, entered=1)
+        assert master.rounds.committed_step == 4
+    deletion = DeletePod("w1", master.settings.grace)
+    assert deletion not in pass_time(master, {"w0": 2, "w1": 1}, factor * REPLACEMENT_SECONDS - 10)
+    assert deletion in pass_time(master, {"w0": 2, "w1": 1}, 20)
+
+
+def test_the_first_step_of_a_round_says_nothing_of_the_next_ones() -> None:
+    """Workers may trace their models in it."""
+    master = start()
+    lease = master.state.worker_leases("w0")[0][1].number
+    master.kill("w2")
+    for worker in ("w0", "w1"):
+        master.report(worker, RankPhase.ENDED, step=3, shares={3: (Share(lease, 2, 3),)})
+    master.start_round("w0", "w1")
+    timeouts = master.state.step_arrivals.step_timeouts
+    for step, longest in ((4, 1), (5, 100)):
+        pass_time(master, {"w0": step - 4, "w1": step - 4}, 90)
+        shares = {each: (Share(lease, each - 1, each),) for each in range(4, step + 1)}
+        master.report("w0", RankPhase.RUNNING, step=step, stable=step, shares=shares)
+        assert master.rounds.committed_step == step
+        assert longest / 2 < max(1, timeouts.max_step) <= longest
+
+
+def test_a_step_of_their_own_begins_when_the_last_one_has_entered_it() -> None:
+    master = start()
+    pass_time(master, {"w0": 4, "w1": 4, "w2": 3}, 50)
+    pass_time(master, dict.fromkeys(WORKERS, 4), 51)
+    assert awaited(master) == ""
+    pass_time(master, dict.fromkeys(WORKERS, 4), 15)
+    assert awaited(master).startswith("all 3 workers have been in their own step 4 for 6")
+
+
+def test_nobody_waits_in_a_job_that_has_ended() -> None:
+    master = start()
+    pass_time(master, {"w0": 4, "w1": 4, "w2": 3}, 75)
+    assert awaited(master)
+    end_job(master.state, "Failed", "its data is damaged")
+    assert awaited(master) == ""
+
+
 def test_a_program_may_take_its_time_between_two_steps() -> None:
     master = start(has_parameters=False)
     assert pass_time(master, {"w0": 4, "w1": 4, "w2": 3}, REPLACEMENT_SECONDS + 60) == []
@@ -173,8 +252,8 @@ def test_a_pause_is_no_wait() -> None:
     assert awaited(master) == ""
 
 
-@pytest.mark.parametrize("seconds", [75, 700])
-def test_a_worker_that_hangs_while_a_round_ends_is_noticed_too(seconds: int) -> None:
+@pytest.mark.parametrize("seconds", [75, REPLACEMENT_SECONDS + 60])
+def test_a_worker_that_hangs_while_a_round_ends_is_noticed_too(seconds: float) -> None:
     """The others wait for its report, and its main thread has to make it."""
     master = start(4)
     master.kill("w3")

@@ -175,7 +175,7 @@ def test_a_worker_for_which_the_others_wait_is_named(cluster: InMemoryCluster) -
     published = PublishedStatus(replace(STATUS, workers_wanted=2, phase="Training", world=world))
     (late,) = findings(job_view(published), [put_pod(cluster, Role.MASTER)])
     assert not missing_keys(late.text, "no step is made", "worker-2 has not finished its part of step 4")
-    assert not missing_keys(late.remedy, "log", "ten minutes")
+    assert not missing_keys(late.remedy, "log", "an hour", "`command`")
 
 
 def test_records_that_went_back_are_not_said_to_be_leased_before_they_are() -> None:
