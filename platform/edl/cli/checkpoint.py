@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edl.api.errors import BadInputError
+from edl.api.exit_codes import BAD_INPUT_EXIT
 from edl.cli.train_extra import needing_train_extra
 from edl.ops.checkpoint_lookup import (
     checkpoint_table,
@@ -305,7 +306,7 @@ def ls(
     else:
         print(f"{location.name} has no checkpoint yet: {location.directory}")
     if checkpoints and best is None:
-        raise typer.Exit(2)
+        raise typer.Exit(BAD_INPUT_EXIT)
 
 
 @app.command()

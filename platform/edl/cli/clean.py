@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from edl.api.errors import BadInputError, StorageError
+from edl.api.exit_codes import FAILED_EXIT
 from edl.cli.options import YesOption, confirm_action
 from edl.ops.local_runs import LocalRun, find_local_run, list_local_runs
 from edl.reporting.text_table import align_columns
@@ -59,7 +60,7 @@ def clean(
         f"Remove {'it' if len(surplus_runs) == 1 else 'them'} permanently?", yes=yes, command="edl clean"
     ):
         typer.echo("Nothing was removed.")
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED_EXIT)
     for run in surplus_runs:
         _remove_run(run)
     typer.echo(f"{len(surplus_runs)} {'run' if len(surplus_runs) == 1 else 'runs'} removed.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edl.api.errors import BadInputError
+from edl.api.exit_codes import FAILED_EXIT
 from edl.cli.options import ContextOption, NamespaceOption, YesOption, complete_jobs, confirm_action, connect_api
 from edl.ops.removal_progress import remove_job
 from edl.reporting.unit_formats import format_duration
@@ -58,7 +59,7 @@ def delete(
         typer.echo("\n".join(deletion_outline(job, list_job_objects(api, job))))
     if not confirm_action("Delete all these objects?", yes=yes, command="edl delete"):
         typer.echo("Nothing was deleted.")
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED_EXIT)
     if not wait or len(names) > 1:  # all of them go at the same time, and each is waited for afterwards
         for job in names:
             JobDeletion(api, job).delete_round()

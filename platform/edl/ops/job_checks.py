@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from edl.api.errors import BadInputError, EdlError
+from edl.api.exit_codes import DONE_EXIT, FAILED_EXIT
 from edl.api.job_spec import JobSpec
 from edl.core.shuffle import training_size_error
 from edl.jobfile.command_rules import find_program, program_path
@@ -298,7 +299,7 @@ class ModelCheckResult:
     report_lines: tuple[str, ...]
     failure: str = ""
     detail: str = ""
-    exit_code: int = 0
+    exit_code: int = DONE_EXIT
 
 
 def check_model(spec: JobSpec) -> ModelCheckResult:
@@ -334,4 +335,4 @@ def _result_of_crash(code: int, output: str) -> ModelCheckResult:
         "the model's code must not end its process" if code >= 0 else "the usual reason of SIGKILL is too little memory"
     )
     last = "".join(f"{line}\n" for line in output.splitlines()[-_LAST_LINES:])
-    return ModelCheckResult((), f"{failure}\n  {hint}", last, exit_code=1)
+    return ModelCheckResult((), f"{failure}\n  {hint}", last, exit_code=FAILED_EXIT)
