@@ -25,7 +25,7 @@ from edl.ops.job_forecast import GroupPlacement, JobForecast
 from edl.ops.resource_quantities import ResourceAmounts, base_resource, format_amount, format_amounts
 from edl.reporting.text_table import align_columns, wrap_labelled, wrap_text
 from edl.reporting.unit_formats import join_words
-from edl.storage.run_directory import FROM_CHECKPOINT_SUFFIX, LATEST_RUN
+from edl.storage.run_directory import FROM_CHECKPOINT_SUFFIX, NEWEST_RUN
 
 if TYPE_CHECKING:
     from edl.ops.job_view import JobView
@@ -137,7 +137,7 @@ class SubmissionPlan:
             yield "unused", f"{', '.join(unused)}: no parameter servers"
         if self.resumed_run:
             run = self.resumed_run.removesuffix(FROM_CHECKPOINT_SUFFIX)
-            yield "resumes", "the newest run" if run == LATEST_RUN else f"run {run}"
+            yield "resumes", "the newest run" if run == NEWEST_RUN else f"run {run}"
             if run != self.resumed_run:
                 yield (
                     "from",

@@ -25,7 +25,7 @@ from edl.ops.removal_progress import remove_job
 from edl.ops.submission_request import SubmissionRequest, build_request
 from edl.reporting.text_table import StatusLine
 from edl.reporting.unit_formats import format_duration
-from edl.storage.run_directory import FROM_CHECKPOINT_SUFFIX, LATEST_RUN
+from edl.storage.run_directory import FROM_CHECKPOINT_SUFFIX, NEWEST_RUN
 
 if TYPE_CHECKING:
     from edl.cluster.kubernetes.api_client import KubeClient
@@ -377,10 +377,10 @@ def check_resumable(leftovers: JobObjects, spec: JobSpec, run: str) -> ResumeChe
     from edl.storage.run_resumption import check_spec_changes, describe_nothing_to_do, format_change
 
     job = find_existing_job(leftovers)
-    if job is None or job.status is None or run not in (LATEST_RUN, job.status.run):
+    if job is None or job.status is None or run not in (NEWEST_RUN, job.status.run):
         return ResumeCheck()
     before = read_submitted_spec(leftovers, job.name)
-    if before is not None and before.task != "train" and run == LATEST_RUN:
+    if before is not None and before.task != "train" and run == NEWEST_RUN:
         # The newest run that trains is another one, which only the master sees.
         return ResumeCheck()
     if job.phase == "Done":

@@ -24,7 +24,7 @@ from edl.cli.submission_workflow import SubmitOptions, plan_and_submit, plan_wit
 from edl.cluster.kubernetes.spec_validation import find_submission_problems
 from edl.jobfile.loader import load_job_file
 from edl.jobfile.path_resolution import JOB_FILE_SUFFIXES, has_shared_storage
-from edl.storage.run_directory import LATEST_RUN
+from edl.storage.run_directory import NEWEST_RUN
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -39,9 +39,9 @@ class DryRunMode(StrEnum):
 class OptionalClusterRunCommand(OptionalRunCommand):
     """Whatever is neither an option nor a job file is a run, be it a wrong one: better refused than misunderstood."""
 
-    run_id_pattern = re.compile(rf"{LATEST_RUN}|r[1-9][0-9]*|[0-9a-f]{{8}}(-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}")
+    run_id_pattern = re.compile(rf"{NEWEST_RUN}|r[1-9][0-9]*|[0-9a-f]{{8}}(-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}")
     """Runs on a cluster have the uid of the Job that began them."""
-    newest_run = LATEST_RUN
+    newest_run = NEWEST_RUN
 
     def is_run_id(self, word: str) -> bool:
         """Whether the word after ``--resume`` is meant as a run."""

@@ -23,7 +23,7 @@ from edl.storage.journal_truncation import restart_journal
 from edl.storage.run_directory import (
     FROM_CHECKPOINT_SUFFIX,
     GROUP_MODE,
-    LATEST_RUN,
+    NEWEST_RUN,
     RunDirectory,
     list_submitted_runs,
     locate_job_dir,
@@ -123,10 +123,10 @@ def _resume_run(requested: RequestedRun, spec: JobSpec) -> RunDirectory:
 def _find_run(requested: RequestedRun) -> RunDirectory:
     # a failed submission leaves a spec and no journal, and a job that evaluated may have had the same name
     existing = [run for run in list_submitted_runs(requested.job_dir) if has_journal(run) and _trains(run)]
-    matching_runs = [run for run in existing if requested.run_id in (LATEST_RUN, run.run_id)]
+    matching_runs = [run for run in existing if requested.run_id in (NEWEST_RUN, run.run_id)]
     if not matching_runs:
         names = ", ".join(run.run_id for run in existing) or "none"
-        meant = "run to resume" if requested.run_id == LATEST_RUN else f"run {requested.run_id!r} to resume"
+        meant = "run to resume" if requested.run_id == NEWEST_RUN else f"run {requested.run_id!r} to resume"
         hint = f"Its runs, in the order of their last start: {names}."
         raise BadInputError(f"this job has no {meant}", where=str(requested.job_dir), hint=hint)
     run = matching_runs[-1]

@@ -28,7 +28,7 @@ PRIVATE_MODE, GROUP_MODE = 0o700, 0o750
 pods of a job share a group."""
 _SPEC_MODE_MASK = 0o640
 LOCAL_NAMESPACE = "local"
-LATEST_RUN = "latest"
+NEWEST_RUN = "latest"
 """Stands for the newest run in a request to resume."""
 FROM_CHECKPOINT_SUFFIX = "@checkpoint"
 """Suffix of such a run: resume from its newest intact checkpoint, without its journal."""

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from edl.api.errors import BadInputError
 from edl.ops.release.release_view import SubmitterIdentity, read_identity
-from edl.storage.run_directory import LATEST_RUN
+from edl.storage.run_directory import NEWEST_RUN
 
 ENV = {"EDL_RELEASE": "train", "EDL_SUBMITTER_JOB": "train-submit-1a2b3c4d", "EDL_SUBMITTER_UID": "u-1"}
 SCHEDULED = ENV | {"EDL_SCHEDULED": "true", "EDL_SUBMITTER_JOB": "train-submit-29371680"}
@@ -25,7 +25,7 @@ def test_without_a_release_there_is_no_submitter() -> None:
 
 def test_the_environment_names_a_submitter() -> None:
     assert read_identity(ENV) == SubmitterIdentity("train", "train-submit-1a2b3c4d", "u-1")
-    assert identity(ENV | {"EDL_RESUME": LATEST_RUN}).resume_run == LATEST_RUN
+    assert identity(ENV | {"EDL_RESUME": NEWEST_RUN}).resume_run == NEWEST_RUN
     assert identity(ENV | {"EDL_RESUME": ""}).resume_run is None
 
 
@@ -35,7 +35,7 @@ def test_the_environment_names_a_submitter() -> None:
         ({"EDL_RELEASE": "train"}, "EDL_SUBMITTER_JOB.*EDL_SUBMITTER_UID"),
         (ENV | {"EDL_SUBMITTER_UID": ""}, "EDL_SUBMITTER_UID"),
         (ENV | {"EDL_SCHEDULED": "yes"}, "not 'yes'"),
-        (SCHEDULED | {"EDL_RESUME": LATEST_RUN}, "EDL_RESUME"),
+        (SCHEDULED | {"EDL_RESUME": NEWEST_RUN}, "EDL_RESUME"),
     ],
 )
 def test_what_is_missing_or_contradicts_itself_is_told(variables: dict[str, str], said: str) -> None:

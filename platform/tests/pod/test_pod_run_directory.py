@@ -25,7 +25,7 @@ from edl.storage.checkpoint_manifest import DATASET_KEY, CheckpointManifest, com
 from edl.storage.durable_files import write_json
 from edl.storage.journal import Journal
 from edl.storage.journal_reader import read_journal
-from edl.storage.run_directory import LATEST_RUN, RunDirectory
+from edl.storage.run_directory import NEWEST_RUN, RunDirectory
 
 SPEC = JobSpec(name="digits", model=ModelSpec("m.custom_model", "/model_zoo"), data=DataSpec(training=("/data/train",)))
 
@@ -102,7 +102,7 @@ def test_a_job_that_changes_its_strategy_begins_a_new_journal_at_its_checkpoint(
     journal.wait_until_durable(journal.append(CutAnnounced(cut=4, step=1).to_json()))
     journal.close()
 
-    again, changed = RequestedRun(tmp_path, "uid-2", LATEST_RUN), replace(SPEC, strategy=Strategy(name="AllReduce"))
+    again, changed = RequestedRun(tmp_path, "uid-2", NEWEST_RUN), replace(SPEC, strategy=Strategy(name="AllReduce"))
     assert [open_run(again, changed), open_run(again, changed)] == [first, first]
 
     kinds = [entry["kind"] for entry in read_journal(first.journal).entries]
@@ -115,7 +115,7 @@ def test_a_job_that_changes_its_strategy_begins_a_new_journal_at_its_checkpoint(
 def test_latest_is_resolved_once(tmp_path: Path) -> None:
     begun(open_run(RequestedRun(tmp_path, "uid-9"), SPEC))
     newest = begun(open_run(RequestedRun(tmp_path, "uid-1"), SPEC))
-    resumed = RequestedRun(tmp_path, "uid-5", LATEST_RUN)
+    resumed = RequestedRun(tmp_path, "uid-5", NEWEST_RUN)
     assert open_run(resumed, SPEC) == newest
     begun(open_run(RequestedRun(tmp_path, "uid-7"), SPEC))
     write_end(newest, "Done")
@@ -127,18 +127,18 @@ def test_only_training_goes_on(tmp_path: Path) -> None:
     trained = begun(open_run(RequestedRun(tmp_path, "uid-1"), SPEC))
     evaluation = replace(SPEC, task="evaluate", data=replace(SPEC.data, validation=("/data/test",)))
     begun(open_run(RequestedRun(tmp_path, "uid-2"), evaluation))
-    assert open_run(RequestedRun(tmp_path, "uid-3", LATEST_RUN), SPEC) == trained
+    assert open_run(RequestedRun(tmp_path, "uid-3", NEWEST_RUN), SPEC) == trained
     with pytest.raises(BadInputError, match="uid-2") as caught:
         open_run(RequestedRun(tmp_path, "uid-4", "uid-2"), SPEC)
     assert not missing_keys(caught.value.hint, "uid-1")
     with pytest.raises(BadInputError, match="evaluate"):
-        open_run(RequestedRun(tmp_path, "uid-5", LATEST_RUN), evaluation)
+        open_run(RequestedRun(tmp_path, "uid-5", NEWEST_RUN), evaluation)
 
 
 def test_latest_is_no_submission_whose_master_never_lived(tmp_path: Path) -> None:
     trained = begun(open_run(RequestedRun(tmp_path, "uid-1"), SPEC))
     open_run(RequestedRun(tmp_path, "uid-2"), SPEC)  # its master got no Lease
-    assert open_run(RequestedRun(tmp_path, "uid-3", LATEST_RUN), SPEC) == trained
+    assert open_run(RequestedRun(tmp_path, "uid-3", NEWEST_RUN), SPEC) == trained
     with pytest.raises(BadInputError, match=r"'uid-2'[\s\S]*uid-1"):
         open_run(RequestedRun(tmp_path, "uid-4", "uid-2"), SPEC)
 
@@ -147,7 +147,7 @@ def test_latest_is_the_run_that_was_at_work_last(tmp_path: Path) -> None:
     older = begun(open_run(RequestedRun(tmp_path, "uid-1"), SPEC))
     begun(open_run(RequestedRun(tmp_path, "uid-2"), SPEC))
     assert open_run(RequestedRun(tmp_path, "uid-3", "uid-1"), SPEC) == older
-    assert open_run(RequestedRun(tmp_path, "uid-4", LATEST_RUN), SPEC) == older
+    assert open_run(RequestedRun(tmp_path, "uid-4", NEWEST_RUN), SPEC) == older
 
 
 def test_what_differs_when_a_run_goes_on_is_an_event(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_what_differs_when_a_run_goes_on_is_an_event(tmp_path: Path) -> None:
     assert (second.resumed, missing_keys(change, "workers.max", str(SPEC.workers.max), "9")) == (True, [])
 
 
-@pytest.mark.parametrize("run", [LATEST_RUN, "uid-7"])
+@pytest.mark.parametrize("run", [NEWEST_RUN, "uid-7"])
 def test_a_run_that_is_not_there_is_named_with_those_that_are(tmp_path: Path, run: str) -> None:
     with pytest.raises(BadInputError, match="none"):
         open_run(RequestedRun(tmp_path, "uid-2", run), SPEC)
