@@ -23,6 +23,7 @@ from edl.retry.attempts import Retry
 
 
 _MAX_ATTEMPTS = 5
+_CONFLICT_BACKOFF = ExponentialBackoff(first_seconds=0.05, max_seconds=1.0)
 _SOURCE = f"the annotation {names.DESIRED_ANNOTATION} of the Job"
 
 
@@ -32,15 +33,23 @@ def read_desired_state(job: Manifest) -> DesiredState:
 
 
 def update_desired_state(
-    api: KubeClient, job: str, change: DesiredState, spec_bounds: tuple[int, int], *, namespace: str | None = None
+    api: KubeClient,
+    job: str,
+    change: DesiredState,
+    spec_bounds: tuple[int, int],
+    *,
+    namespace: str | None = None,
+    sleep: Callable[[float], object] = time.sleep,
 ) -> DesiredState:
     """Change the desired state of a job; return the resulting desired state.
 
     Raises:
         BadInputError: see ``merge_desired_state``.
+        ConflictError: the Job was changed during each of several attempts.
         RbacDeniedError: the user may not patch Jobs in this namespace.
     """
-    for attempt in range(_MAX_ATTEMPTS):
+    retry = Retry(_CONFLICT_BACKOFF, sleep, tries=_MAX_ATTEMPTS)
+    while True:
         job_manifest = api.get(JOBS, names.master_name(job), namespace)
         desired = merge_desired_state(read_desired_state(job_manifest), change, spec_bounds)
         meta = {
@@ -50,11 +59,10 @@ def update_desired_state(
         try:
             api.patch(JOBS, names.master_name(job), {"metadata": meta}, namespace=namespace)
         except ConflictError:  # the Job controller updates the same object whenever a pod changes
-            if attempt == _MAX_ATTEMPTS - 1:
+            if not retry.wait():
                 raise
         else:
             return desired
-    raise AssertionError("unreachable")
 
 
 log = logging.getLogger(__name__)

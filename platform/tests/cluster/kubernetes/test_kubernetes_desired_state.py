@@ -13,7 +13,7 @@ from edl.api.errors import BadInputError
 from edl.cluster import desired_state
 from edl.cluster.desired_state import ANY_BOUNDS
 from edl.cluster.kubernetes import names, status_publisher
-from edl.cluster.kubernetes.api_errors import error_from_response
+from edl.cluster.kubernetes.api_errors import ConflictError, error_from_response
 from edl.cluster.kubernetes.resource_kinds import JOBS
 from edl.cluster.status_port import DesiredState
 from edl.ops.job_view import find_job
@@ -120,3 +120,19 @@ def test_a_job_that_changes_meanwhile_is_read_again(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(InMemoryCluster, "patch", once)
     assert status_publisher.update_desired_state(cluster, "mnist", DesiredState(stop=True), ANY_BOUNDS).stop
     assert find_job(cluster, "mnist").desired_state.stop
+
+
+def test_a_job_that_changes_again_and_again_is_given_up_after_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def conflict(*_: object, **__: object) -> object:
+        raise error_from_response(409, b"{}", where="")
+
+    cluster, pauses = InMemoryCluster(), list[float]()
+    put_job(cluster)
+    monkeypatch.setattr(InMemoryCluster, "patch", conflict)
+    with pytest.raises(ConflictError):
+        status_publisher.update_desired_state(
+            cluster, "mnist", DesiredState(stop=True), ANY_BOUNDS, sleep=pauses.append
+        )
+    assert len(pauses) == 4
+    assert min(pauses) > 0
+    assert sum(pauses) < 1
