@@ -16,6 +16,7 @@ from support.text_keys import missing_keys
 from edl.api.errors import BadInputError
 from edl.api.journal_entries import LeaseGranted
 from edl.core.rank_state import RankPhase
+from edl.core.state_agreement import DIGEST_STEPS
 from edl.worker.lease_client import LeasedTask
 
 
@@ -94,15 +95,18 @@ def test_an_error_in_the_minibatch_of_one_rank_names_it(folder):
         assert not missing_keys(error.message, "'late/kernel'", f"worker-{failing.index} (rank 1)")
 
 
-@pytest.mark.parametrize("step", [0, 5])
-def test_the_master_knows_whose_main_thread_hangs(folder, step):
-    """In the first step of a round, before which all ask whether anybody has records, and in a later one."""
-    with AllReduceJob(folder, records=400, seconds=0.005, workers_min=3) as job:
+@pytest.mark.parametrize(
+    ("place", "updates", "step", "seconds"),
+    [("compute", 0, 0, 0.005), ("compute", 5, 5, 0.005), ("apply", DIGEST_STEPS - 1, DIGEST_STEPS, 0.0)],
+)
+def test_the_master_knows_whose_main_thread_hangs(folder, place, updates, step, seconds):
+    """In the first step, before which all ask whether anybody has records; later; and before states are compared."""
+    with AllReduceJob(folder, records=1400 if step > 5 else 400, seconds=seconds, workers_min=3) as job:
         goes_on = threading.Event()
 
         def hang(rank: Rank) -> None:
             def wait(point: str) -> None:
-                if point == "compute" and rank.replica.updates == step:
+                if point == place and rank.replica.updates == updates:
                     goes_on.wait(BOUND)
 
             rank.replica.fail_at = wait

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from support.all_reduce_job import KilledError, Rank
+from support.all_reduce_job import BOUND, KilledError, Rank
 from support.two_updates import TwoUpdatesJob, TwoUpdatesReplica
 
 from edl.api.journal_entries import WorldAnnounced
@@ -87,6 +88,25 @@ def test_the_survivors_of_a_broken_step_put_their_state_back(folder: Path) -> No
         # Of the step that broke.
         assert 4 <= too_many <= 8
         assert left == 0
+        job.wait_for_end()
+
+
+def test_the_master_knows_whose_main_thread_hangs_between_two_updates(folder: Path) -> None:
+    with TwoUpdatesJob(folder, records=400, workers_min=3) as job:
+        goes_on = threading.Event()
+
+        def hang(rank: Rank) -> None:
+            def wait(point: str) -> None:
+                if point == "compute second" and rank.replica.updates == 5:
+                    goes_on.wait(BOUND)
+
+            rank.replica.fail_at = wait
+
+        job.start_rank()
+        job.start_rank()
+        slow = job.start_rank(hang)
+        job.wait(lambda: job.state.step_arrivals.find_late([rank.uid for rank in job.ranks]) == [slow.uid])
+        goes_on.set()
         job.wait_for_end()
 
 

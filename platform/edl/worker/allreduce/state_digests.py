@@ -24,7 +24,6 @@ from edl.core.state_agreement import (
     describe_model_difference,
     describe_version_conflict,
     find_divergence,
-    is_digest_step,
     name_rank,
 )
 from edl.core.strict_json import decode_json
@@ -128,14 +127,12 @@ class StateDigests:
         return digest
 
     def check_step(self, communicator: Reducer, step: int) -> None:
-        """All ranks have applied ``step``: compare their states if that is due.
+        """All ranks have applied ``step``, and a comparison is due: compare their states, or take those of rank 0.
 
         Raises:
             BadInputError: a rank has other values, and rounding does not explain it.
             RoundBrokenError: a rank was lost.
         """
-        if not is_digest_step(step):
-            return
         if not self.difference:
             self.compare_states(communicator, step)
             return

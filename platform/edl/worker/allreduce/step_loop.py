@@ -27,7 +27,7 @@ from edl.collective.round_errors import RoundBrokenError
 from edl.core.checkpoint_shares import SHARD_BYTES
 from edl.core.global_batch import NO_RECORDS, RankRecords
 from edl.core.rank_state import NOT_BEGUN, CallbackEpoch, EndedStep, RankPhase
-from edl.core.state_agreement import RankFacts
+from edl.core.state_agreement import RankFacts, is_digest_step
 from edl.core.strict_json import decode_json
 from edl.core.world_rounds import RoundPhase, StepShares
 from edl.worker.allreduce.batch_plan import BatchPlan
@@ -242,7 +242,11 @@ class StepLoop:
             self._sums = GradientSums(replica, settings.gradient_compression)
         else:
             self._updates = UpdateSums(
-                several_updates, settings.gradient_compression, self._begin_update, self._report_not_finite
+                several_updates,
+                settings.gradient_compression,
+                links.world.enter_exchange,
+                self._begin_update,
+                self._report_not_finite,
             )
             self._sums = GradientSums(several_updates.updates[-1], settings.gradient_compression)
         self._max_steps, self._skip_nan = settings.max_steps, settings.skip_nan
@@ -584,12 +588,12 @@ class StepLoop:
                     if self._batch is not None:
                         # Only now the rank knows its share.
                         message = replace(self._prepare(wait=False), copies_cut=cut)
-                world.enter_exchange()
                 outcome = self._reduce(communicator, message)
                 self.step_seconds = time.monotonic() - began
                 self._is_paused = outcome.pauses
                 nobody_has_records = not self._has_step(outcome)
-                if outcome.shares:
+                if outcome.shares and is_digest_step(world.step):
+                    world.enter_exchange()
                     self._digests.check_step(communicator, world.step)
                 self._copies.copy_share(outcome.copies_cut)
                 if outcome.leaves_round:
@@ -775,6 +779,7 @@ class StepLoop:
             message = self._updates.reduce(communicator, message, self._world.step)
         if not message.has_gradient:
             self._replica.clear()
+        self._world.enter_exchange()
         messages = self._sums.reduce(
             communicator, message.encode(), self._world.step, has_gradient=message.has_gradient
         )

@@ -49,6 +49,7 @@ class UpdateSums:
     Args:
         replica: the model.
         wire_type: ``strategy.gradient_compression``.
+        enter_exchange: called before each reduction: the master learns how far this rank is.
         begin_update: called before an update with what the ranks said; returns the factor of the learning rate.
         report_not_finite: called when a gradient or the loss of a minibatch is not finite.
     """
@@ -57,11 +58,13 @@ class UpdateSums:
         self,
         replica: UpdatesReplica,
         wire_type: str,
+        enter_exchange: Callable[[], None],
         begin_update: Callable[[StepOutcome], float | None],
         report_not_finite: Callable[[LeasedTask, int, Any], None],
     ) -> None:
         self._replica = replica
         self._sums = [GradientSums(update, wire_type) for update in replica.updates[:-1]]
+        self._enter_exchange = enter_exchange
         self._begin_update = begin_update
         self._report_not_finite = report_not_finite
         self._minibatches: list[tuple[LeasedTask, int]] = []
@@ -93,6 +96,7 @@ class UpdateSums:
         for number, sums in enumerate(self._sums):
             if not message.has_gradient:
                 self._replica.clear()
+            self._enter_exchange()
             messages = sums.reduce(communicator, message.encode(), step, has_gradient=message.has_gradient)
             outcome = StepOutcome.from_messages(messages)
             if not outcome.changes_variables:
