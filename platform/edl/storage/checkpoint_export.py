@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from edl.api.errors import StorageError
 from edl.storage.checkpoint_contents import CheckpointContents, StoredTable
-from edl.storage.durable_files import replace_file, translate_os_errors
+from edl.storage.durable_files import remove_left_temporaries, replace_file, translate_os_errors
 from edl.storage.safetensors_header import DTYPE_CODES, StoredArray, encode_safetensors_header
 from edl.storage.safetensors_writer import AnyArray, array_bytes, write_byte_stream
 
@@ -167,6 +167,7 @@ def write_export(
     Raises:
         StorageError: the file cannot be written (the disk is full), or a shard cannot be read. No partial file is left.
     """
+    remove_left_temporaries(path)
     with translate_os_errors(path, "write the export"), replace_file(path) as temporary:
         if path.suffix == ".npz":
             _write_npz(temporary, columns, on_write)

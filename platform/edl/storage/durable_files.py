@@ -7,6 +7,8 @@ import errno
 import fcntl
 import json
 import os
+import re
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +26,7 @@ _ERRNO_HINTS = {
     errno.EACCES: "Permission is missing: check the owner of the folder, and security.run_as in the spec.",
     errno.EPERM: "Permission is missing: check the owner of the folder, and security.run_as in the spec.",
 }
+_LEFT_SECONDS = 24 * 3600
 _OTHER_HINT = "Check the disk and its mount. What was stored before is still valid."
 
 
@@ -101,6 +104,15 @@ def temporary_path(path: Path) -> Path:
     ``edl.data.temporary_names.temporary_path``, because data and storage import nothing of each other.
     """
     return path.with_name(f".{path.name}.{uuid4().hex[:12]}.tmp")
+
+
+def remove_left_temporaries(path: Path) -> None:
+    """Remove the temporary files for ``path`` of processes that were killed: those without a change for a day."""
+    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{12}}\.tmp")
+    with contextlib.suppress(OSError):  # they take space, nothing else
+        for left in path.parent.iterdir():
+            if name.fullmatch(left.name) and time.time() - left.stat().st_mtime > _LEFT_SECONDS:
+                left.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -204,3 +206,15 @@ def test_a_full_disk_leaves_nothing_and_what_was_there_stays(tmp_path: Path, suf
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert list(out.parent.iterdir()) == [out]
     assert out.read_text() == "before"
+
+
+def test_unfinished_exports_of_killed_processes_go_after_a_day(tmp_path: Path) -> None:
+    killed, writing = (tmp_path / f".m[1].npz.{digit * 12}.tmp" for digit in "0f")
+    other, hidden = tmp_path / f".m1.npz.{'0' * 12}.tmp", tmp_path / ".m[1].npz.notes.tmp"
+    for path in (killed, writing, other, hidden):
+        path.write_bytes(b"half")
+    for path in (killed, other, hidden):
+        os.utime(path, (time.time() - 2 * 24 * 3600,) * 2)
+    file = tmp_path / "m[1].npz"
+    checkpoint_export.write_export(file, [], {}, lambda count: None)
+    assert sorted(tmp_path.iterdir()) == sorted([file, writing, other, hidden])
