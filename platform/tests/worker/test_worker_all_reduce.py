@@ -115,8 +115,8 @@ def test_the_master_knows_whose_main_thread_hangs(folder, place, updates, step, 
         job.start_rank()
         slow = job.start_rank(hang)
         arrivals = job.state.step_arrivals
-        job.wait(lambda: arrivals.find_late([rank.uid for rank in job.ranks]) == [slow.uid])
-        assert arrivals.step == step
+        # Before it hangs, a rank may be behind for a moment, too.
+        job.wait(lambda: arrivals.find_late([rank.uid for rank in job.ranks]) == [slow.uid] and arrivals.step == step)
         goes_on.set()
         job.wait_for_end()
 
