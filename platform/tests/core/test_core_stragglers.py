@@ -141,6 +141,13 @@ def test_a_worker_without_records_does_not_wait() -> None:
     assert awaited(master).startswith("worker-0 has not finished its part of step 4")
 
 
+def test_workers_without_records_are_not_counted_among_those_that_wait() -> None:
+    """Two compute, and of the two that wait one has nothing to do: the step is probably long."""
+    master = start(4, training=3)
+    assert pass_time(master, {"w0": 3, "w1": 3, "w2": 4, "w3": 4}, 2 * REPLACEMENT_SECONDS) == []
+    assert awaited(master).startswith("worker-0, worker-1 have not finished")
+
+
 def test_a_worker_that_evaluates_a_copy_does_not_wait() -> None:
     master = start(2, workers_min=2, validation=32, evaluation_steps=100)
     master.report("w1", RankPhase.RUNNING, step=3, stable=2, entered=3, evaluation_copy=CopyReport(2, 1))
