@@ -33,13 +33,13 @@ SOURCES = {
 
 def program(name: str) -> str:
     """Path of a program; the test ends here when it is not on PATH."""
-    found = shutil.which(name)
-    if found is None:
+    path = shutil.which(name)
+    if path is None:
         reason = f"{name} is not on PATH; it comes from {SOURCES[name]}"
         if os.environ.get("EDL_REQUIRE_CHART_TOOLS") == "1":
             pytest.fail(reason, pytrace=False)
         pytest.skip(reason)
-    return found
+    return path
 
 
 def attempt(name: str, *args: str | Path, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -61,7 +61,7 @@ def output(name: str, *args: str | Path, stdin: str | None = None) -> str:
 
 def manifests(text: str) -> list[Manifest]:
     """The objects of a stream of YAML documents."""
-    return [found for found in yaml.load_all(text, yaml.CSafeLoader) if found]
+    return [manifest for manifest in yaml.load_all(text, yaml.CSafeLoader) if manifest]
 
 
 def rendered(chart: Path, *args: str | Path, release: str = "edl", namespace: str = "edl-system") -> list[Manifest]:

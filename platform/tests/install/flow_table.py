@@ -53,7 +53,7 @@ class FlowTable:
 
     def network(self, policies: list[dict[str, Any]]) -> PolicyNetwork:
         """The policies among the table's namespaces, which carry the label that Kubernetes gives to each."""
-        named = {found.namespace for found in self.endpoints.values() if found.namespace is not None}
+        named = {endpoint.namespace for endpoint in self.endpoints.values() if endpoint.namespace is not None}
         return PolicyNetwork({name: {"kubernetes.io/metadata.name": name} for name in named}, tuple(policies))
 
     def connection(self, flow: NetworkFlow) -> AttemptedConnection:
@@ -88,8 +88,10 @@ def read(text: str) -> FlowTable:
 def _endpoint(line: str) -> tuple[str, NetworkEndpoint]:
     name, namespace, address, *labels = line.split()
     pairs = (label.partition("=") for label in labels)
-    found = NetworkEndpoint(address, None if namespace == "-" else namespace, {key: value for key, _, value in pairs})
-    return name, found
+    endpoint = NetworkEndpoint(
+        address, None if namespace == "-" else namespace, {key: value for key, _, value in pairs}
+    )
+    return name, endpoint
 
 
 def _flows(line: str) -> Iterator[tuple[NetworkFlow, bool]]:

@@ -64,7 +64,7 @@ class PolicyNetwork:
             ("Ingress", tried.target, tried.source),
         )
         verdicts = [self._end(direction, own, other, tried) for direction, own, other in ends]
-        return next((found for found in verdicts if not found.allowed), verdicts[-1])
+        return next((verdict for verdict in verdicts if not verdict.allowed), verdicts[-1])
 
     def _end(
         self, direction: Direction, own: NetworkEndpoint, other: NetworkEndpoint, tried: AttemptedConnection
@@ -112,8 +112,10 @@ def isolates(policy: Manifest, direction: Direction, pod: NetworkEndpoint) -> bo
 def matches(selector: Manifest, labels: Mapping[str, str]) -> bool:
     """Whether labels meet all that a label selector asks for; an empty selector asks for nothing."""
     exact = selector.get("matchLabels") or {}
-    asked = selector.get("matchExpressions") or ()
-    return all(labels.get(key) == value for key, value in exact.items()) and all(_meets(one, labels) for one in asked)
+    requirements = selector.get("matchExpressions") or ()
+    return all(labels.get(key) == value for key, value in exact.items()) and all(
+        _meets(one, labels) for one in requirements
+    )
 
 
 def _meets(requirement: Manifest, labels: Mapping[str, str]) -> bool:
@@ -129,8 +131,10 @@ def _meets(requirement: Manifest, labels: Mapping[str, str]) -> bool:
 
 def in_block(block: Manifest, address: str) -> bool:
     """Whether an address is in an ipBlock and in none of its exceptions."""
-    found = ip_address(address)
-    return found in ip_network(block["cidr"]) and not any(found in ip_network(one) for one in block.get("except") or ())
+    pod_address = ip_address(address)
+    return pod_address in ip_network(block["cidr"]) and not any(
+        pod_address in ip_network(one) for one in block.get("except") or ()
+    )
 
 
 def _is_port(asked: Manifest, tried: AttemptedConnection) -> bool:

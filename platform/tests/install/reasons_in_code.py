@@ -50,8 +50,8 @@ def reasons() -> tuple[ReasonTemplate, ...]:
 
 def read(tree: ast.Module, source: str) -> list[ReasonTemplate]:
     """The reasons of one module."""
-    found = _reasons(tree, [], source)
-    return [reason for reason in found if len(reason.text.replace(GAP, "").strip(" :;,.()")) > 3]
+    templates = _reasons(tree, [], source)
+    return [reason for reason in templates if len(reason.text.replace(GAP, "").strip(" :;,.()")) > 3]
 
 
 def _reasons(scope: ast.AST, known: list[ast.Assign], source: str) -> Iterator[ReasonTemplate]:
@@ -62,8 +62,8 @@ def _reasons(scope: ast.AST, known: list[ast.Assign], source: str) -> Iterator[R
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield from _reasons(node, inner, source)
         else:
-            for said in [*_said(node, scope), *(_raised(node) if source in RAISING else ())]:
-                for text in _templates(said, inner):
+            for expression in [*_said(node, scope), *(_raised(node) if source in RAISING else ())]:
+                for text in _templates(expression, inner):
                     yield ReasonTemplate(" ".join(re.sub(r"\{\d\}", GAP, text).split()), f"{source}:{node.lineno}")  # type: ignore[attr-defined]
 
 
@@ -118,8 +118,8 @@ def _templates(expression: ast.expr, known: list[ast.Assign]) -> Iterator[str]:
             texts = [""]
             for part in parts:
                 inside = part.value if isinstance(part, ast.FormattedValue) else part
-                found = list(_templates(inside, known)) or [GAP]
-                texts = [text + more for text in texts for more in found]
+                inner_texts = list(_templates(inside, known)) or [GAP]
+                texts = [text + more for text in texts for more in inner_texts]
             yield from texts
         case ast.BinOp(op=ast.Add(), left=left, right=right):
             yield from (a + b for a in _templates(left, known) for b in _templates(right, known))

@@ -19,10 +19,12 @@ _VERB = re.compile(r"%[qdsv]")
 
 def refusals() -> list[ReasonTemplate]:
     """All of them, chart by chart."""
-    found = [reason for path in _CHECKS for reason in _sentences(path)]
+    reasons = [reason for path in _CHECKS for reason in _sentences(path)]
     for path in sorted(HELM.glob("*/templates/*")):
-        found += [ReasonTemplate(_VERB.sub(GAP, said).replace("`", "'"), _named(path)) for said in _failures(path)]
-    return found
+        reasons += [
+            ReasonTemplate(_VERB.sub(GAP, sentence).replace("`", "'"), _named(path)) for sentence in _failures(path)
+        ]
+    return reasons
 
 
 def _sentences(path: Path) -> list[ReasonTemplate]:

@@ -25,9 +25,9 @@ class SourceModule:
 @cache
 def modules() -> tuple[SourceModule, ...]:
     """Every file of the package."""
-    found = []
+    source_modules = []
     for path in sorted(PACKAGE.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
         tree = ast.parse(text)
-        found.append(SourceModule(path.relative_to(PACKAGE).as_posix(), text, tree, tuple(ast.walk(tree))))
-    return tuple(found)
+        source_modules.append(SourceModule(path.relative_to(PACKAGE).as_posix(), text, tree, tuple(ast.walk(tree))))
+    return tuple(source_modules)

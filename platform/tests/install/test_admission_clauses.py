@@ -105,8 +105,8 @@ VOLUMES = ["configMap", "downwardAPI", "emptyDir", "persistentVolumeClaim", "pro
 @pytest.fixture(scope="module")
 def policies() -> dict[str, Manifest]:
     """The specs of the policies, by name."""
-    found = rendered(CHART)
-    return {one["metadata"]["name"]: one["spec"] for one in found if one["kind"] == "ValidatingAdmissionPolicy"}
+    objects = rendered(CHART)
+    return {one["metadata"]["name"]: one["spec"] for one in objects if one["kind"] == "ValidatingAdmissionPolicy"}
 
 
 def expressions(policy: Manifest) -> list[str]:

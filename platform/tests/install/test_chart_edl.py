@@ -93,10 +93,10 @@ def test_a_package_has_what_people_need_and_no_tests_of_the_chart(chart: Path, t
 
 @cases
 def test_objects_are_named_once_labelled_and_in_a_namespace(chart: Path, case: Path) -> None:
-    found = rendered_case(chart, case)
-    keys = [(each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]) for each in found]
+    objects = rendered_case(chart, case)
+    keys = [(each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]) for each in objects]
     assert len(keys) == len(set(keys))
-    for each in found:
+    for each in objects:
         assert each["metadata"].get("labels", {}).keys() >= CONVENTION, (each["kind"], each["metadata"]["name"])
         if chart == CHART:
             assert ("namespace" in each["metadata"]) == (each["kind"] not in CLUSTER_WIDE)
@@ -131,7 +131,7 @@ def test_everything_is_something_else_than_its_default() -> None:
     missing = {
         leaf
         for leaf in leaves(loaded(CHART / "values.yaml"))
-        if not any(leaf == there or leaf.startswith(f"{there}.") for there in elsewhere)
+        if not any(leaf == set_elsewhere or leaf.startswith(f"{set_elsewhere}.") for set_elsewhere in elsewhere)
         and not any(set_there == leaf or set_there.startswith(f"{leaf}.") for set_there in everything)
         and not leaf.startswith("teamDefaults.networkPolicies.dns.namespaceLabels.")
     }
@@ -199,8 +199,8 @@ def test_no_object_takes_unknown_keys(chart: Path) -> None:
 
 
 def types(part: dict[str, Any]) -> list[str]:
-    given = part.get("type", [])
-    return given if isinstance(given, list) else [given]
+    allowed_types = part.get("type", [])
+    return allowed_types if isinstance(allowed_types, list) else [allowed_types]
 
 
 def parts(part: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -255,9 +255,9 @@ BAD = [
 
 @pytest.mark.parametrize(("values", "answer"), BAD, ids=[answer[:60] for _, answer in BAD])
 def test_a_mistake_is_named_before_anything_is_installed(values: Manifest, answer: str, tmp_path: Path) -> None:
-    given = tmp_path / "values.json"
-    given.write_text(json.dumps(values))
-    done = attempt("helm", "template", "edl", CHART, "--namespace", "edl-system", "--values", given)
+    values_file = tmp_path / "values.json"
+    values_file.write_text(json.dumps(values))
+    done = attempt("helm", "template", "edl", CHART, "--namespace", "edl-system", "--values", values_file)
     assert done.returncode != 0
     assert answer in done.stderr
 

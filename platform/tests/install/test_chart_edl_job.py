@@ -37,14 +37,14 @@ LONGEST_KUBERNETES_NAME = 63
 
 def kinds(*args: str | Path, release: str = "train") -> dict[str, Manifest]:
     """What the chart renders, by kind."""
-    found = rendered(JOB_CHART, "--set", SUBMITTER, *args, release=release, namespace="vision")
-    return {each["kind"]: each for each in found}
+    objects = rendered(JOB_CHART, "--set", SUBMITTER, *args, release=release, namespace="vision")
+    return {each["kind"]: each for each in objects}
 
 
 def submitted(*args: str | Path, release: str = "train") -> JobSpec:
     """The job that the submitter's pod reads."""
-    found = rendered(JOB_CHART, "--set", SUBMITTER, *args, release=release, namespace="vision")
-    (job,) = (each["data"] for each in found if names.SPEC_KEY in each.get("data", {}))
+    objects = rendered(JOB_CHART, "--set", SUBMITTER, *args, release=release, namespace="vision")
+    (job,) = (each["data"] for each in objects if names.SPEC_KEY in each.get("data", {}))
     return load_job_text(job[names.SPEC_KEY], "the ConfigMap")
 
 
@@ -76,8 +76,8 @@ def schema_script() -> ModuleType:
 
 
 def published() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((JOB_CHART / "values.schema.json").read_text())
-    return found
+    schema: dict[str, Any] = json.loads((JOB_CHART / "values.schema.json").read_text())
+    return schema
 
 
 # ---------------------------------------------------------------------- the schema
@@ -109,11 +109,11 @@ def test_the_schema_is_one() -> None:
 def closed(schema: Any, path: str) -> list[str]:
     """Where an object takes names that nobody declared, and has no say about their values."""
     if isinstance(schema, list):
-        return [found for index, item in enumerate(schema) for found in closed(item, f"{path}[{index}]")]
+        return [open_path for index, item in enumerate(schema) for open_path in closed(item, f"{path}[{index}]")]
     if not isinstance(schema, dict):
         return []
     open_object = schema.get("type") == "object" and schema.get("additionalProperties", True) in (True, {})
-    inner = [found for name, item in schema.items() for found in closed(item, f"{path}.{name}")]
+    inner = [open_path for name, item in schema.items() for open_path in closed(item, f"{path}.{name}")]
     return ([path] if open_object else []) + inner
 
 
@@ -130,9 +130,9 @@ def test_no_object_of_the_chart_itself_takes_what_it_does_not_know() -> None:
 
 def test_the_defaults_that_the_schema_tells_are_those_of_the_values() -> None:
     values = YAML(typ="safe").load((JOB_CHART / "values.yaml").read_text())
-    told = {name: field["default"] for name, field in published()["properties"].items() if "default" in field}
-    assert {name: told[name] for name in values if name in told} == {
-        name: value for name, value in values.items() if name in told
+    defaults = {name: field["default"] for name, field in published()["properties"].items() if "default" in field}
+    assert {name: defaults[name] for name in values if name in defaults} == {
+        name: value for name, value in values.items() if name in defaults
     }
     assert not values.keys() & build_job_schema()["properties"].keys(), "a default here would hide the job file's own"
 
@@ -151,12 +151,12 @@ def test_every_kind_of_value_arrives(tmp_path: Path) -> None:
     values = YAML(typ="safe").load(full.read_text())
     file = tmp_path / "job.json"
     file.write_text(json.dumps({name: value for name, value in values.items() if name not in own}))
-    found = submitted("-f", full)
-    assert found == load_job_file(file)
-    assert found.checkpoint is None, "null is not the default"
-    assert found.ps.embedding_threshold == 2 << 20
-    assert found.train.seed == 2**53 - 1
-    assert found.model.params["deep"] == {"er": {"a": None}}
+    spec = submitted("-f", full)
+    assert spec == load_job_file(file)
+    assert spec.checkpoint is None, "null is not the default"
+    assert spec.ps.embedding_threshold == 2 << 20
+    assert spec.train.seed == 2**53 - 1
+    assert spec.model.params["deep"] == {"er": {"a": None}}
 
 
 def test_the_name_of_the_release_is_that_of_a_job_without_one() -> None:
@@ -165,17 +165,17 @@ def test_the_name_of_the_release_is_that_of_a_job_without_one() -> None:
 
 def test_a_field_of_the_command_line_is_one_of_the_job() -> None:
     exact = 2**53 + 1
-    found = submitted("-f", MINIMAL, "--set", f"workers.max=8,train.seed={exact}", "--set", "checkpoint=null")
-    assert (found.workers.max, found.train.seed, found.checkpoint) == (8, exact, None)
+    spec = submitted("-f", MINIMAL, "--set", f"workers.max=8,train.seed={exact}", "--set", "checkpoint=null")
+    assert (spec.workers.max, spec.train.seed, spec.checkpoint) == (8, exact, None)
 
 
 def test_nested_overrides_are_merged_as_helm_merges_files(tmp_path: Path) -> None:
     more = tmp_path / "more.yaml"
     more.write_text("workers: {resources: {memory: 3Gi}}\nmodel: {params: {hidden: 64}}\n")
-    found = submitted("-f", MINIMAL, "--set", "workers.resources.cpu=500m", "-f", more)
-    assert (found.workers.resources.cpu, found.workers.resources.memory) == (0.5, 3 << 30)
-    assert found.model.definition == "mnist.mnist_functional_api.custom_model"
-    assert found.model.params == {"hidden": 64}
+    spec = submitted("-f", MINIMAL, "--set", "workers.resources.cpu=500m", "-f", more)
+    assert (spec.workers.resources.cpu, spec.workers.resources.memory) == (0.5, 3 << 30)
+    assert spec.model.definition == "mnist.mnist_functional_api.custom_model"
+    assert spec.model.params == {"hidden": 64}
 
 
 _TEXT = st.text(st.characters(codec="utf-8", exclude_categories=("C",)), max_size=8)
@@ -229,10 +229,10 @@ def test_a_newer_chart_with_the_same_pods_does_not_replace_a_job(tmp_path: Path)
     shutil.copytree(JOB_CHART, newer)
     about = newer / "Chart.yaml"
     about.write_text(re.sub(r"^version: .*$", "version: 9.9.9", about.read_text(), flags=re.M))
-    (found,) = (one for one in rendered(newer, "-f", MINIMAL, release="train") if one["kind"] == "Job")
-    assert found["metadata"]["name"] == minimal_job_name()
-    assert found["metadata"]["labels"]["helm.sh/chart"] == "edl-job-9.9.9"
-    assert "9.9.9" not in json.dumps(found["spec"])
+    (submitter,) = (one for one in rendered(newer, "-f", MINIMAL, release="train") if one["kind"] == "Job")
+    assert submitter["metadata"]["name"] == minimal_job_name()
+    assert submitter["metadata"]["labels"]["helm.sh/chart"] == "edl-job-9.9.9"
+    assert "9.9.9" not in json.dumps(submitter["spec"])
 
 
 def test_the_longest_names_that_are_taken_fit() -> None:
@@ -272,8 +272,8 @@ def test_no_label_makes_a_submitter_part_of_a_job() -> None:
 
 
 def test_without_a_job_the_answer_says_once_how_to_give_one() -> None:
-    said = refusal_of()
-    assert said.splitlines()[0].count("-f job.yaml") == said.count("-f job.yaml") == 1
+    refusal = refusal_of()
+    assert refusal.splitlines()[0].count("-f job.yaml") == refusal.count("-f job.yaml") == 1
 
 
 @pytest.mark.parametrize(
@@ -303,16 +303,16 @@ def test_a_mistake_is_told_when_it_is_rendered(change: str, said: str) -> None:
 )
 def test_a_default_of_the_chart_cannot_be_taken_away(field: str) -> None:
     """Kubernetes would put its own in the place, such as Allow for Forbid."""
-    said = refusal_of("-f", MINIMAL, "--set", f"schedule=@daily,{field}=null")
-    assert f"missing property '{field.rpartition('.')[2]}'" in said
+    refusal = refusal_of("-f", MINIMAL, "--set", f"schedule=@daily,{field}=null")
+    assert f"missing property '{field.rpartition('.')[2]}'" in refusal
 
 
 @pytest.mark.parametrize("file", JOB_FILES, ids=lambda file: f"{file.parent.name}/{file.name}")
 def test_what_a_job_dumps_is_taken_too(file: Path, tmp_path: Path) -> None:
     """All defaults written out, as `edl submit` stores them."""
-    whole = tmp_path / "job.json"
-    whole.write_text(json.dumps(dump_job_spec(load_job_file(file, [IMAGE]))))
-    assert submitted("-f", whole) == load_job_file(file, [IMAGE])
+    dumped = tmp_path / "job.json"
+    dumped.write_text(json.dumps(dump_job_spec(load_job_file(file, [IMAGE]))))
+    assert submitted("-f", dumped) == load_job_file(file, [IMAGE])
 
 
 # ---------------------------------------------------------------------- notes and looks
@@ -348,26 +348,26 @@ BAD_SCHEDULES = {
 
 @pytest.mark.parametrize("schedule", GOOD_SCHEDULES)
 def test_a_schedule_that_kubernetes_takes_is_taken(schedule: str, tmp_path: Path) -> None:
-    given = tmp_path / "values.json"
-    given.write_text(json.dumps({"schedule": schedule}))
-    assert kinds("-f", MINIMAL, "-f", given)["CronJob"]["spec"]["schedule"] == schedule
+    values_file = tmp_path / "values.json"
+    values_file.write_text(json.dumps({"schedule": schedule}))
+    assert kinds("-f", MINIMAL, "-f", values_file)["CronJob"]["spec"]["schedule"] == schedule
 
 
 @pytest.mark.parametrize(("schedule", "named"), BAD_SCHEDULES.items())
 def test_a_schedule_that_kubernetes_would_refuse_is_refused(
     schedule: str, named: tuple[str, ...], tmp_path: Path
 ) -> None:
-    given = tmp_path / "values.json"
-    given.write_text(json.dumps({"schedule": schedule}))
-    said = refusal_of("-f", MINIMAL, "-f", given)
-    assert "schedule" in said
-    assert [each for each in named if each not in said] == []
+    values_file = tmp_path / "values.json"
+    values_file.write_text(json.dumps({"schedule": schedule}))
+    refusal = refusal_of("-f", MINIMAL, "-f", values_file)
+    assert "schedule" in refusal
+    assert [each for each in named if each not in refusal] == []
 
 
 @pytest.mark.parametrize("zone", ["Asia/Kolkata", "America/Argentina/Ushuaia", "Etc/GMT+1", "GMT", "UTC", "Etc/UTC"])
 def test_a_time_zone_that_exists_is_taken(zone: str) -> None:
-    found = kinds("-f", MINIMAL, "--set", "schedule=@daily", "--set", f"timeZone={zone}")
-    assert found["CronJob"]["spec"]["timeZone"] == zone
+    objects = kinds("-f", MINIMAL, "--set", "schedule=@daily", "--set", f"timeZone={zone}")
+    assert objects["CronJob"]["spec"]["timeZone"] == zone
 
 
 def test_the_notes_say_how_to_wait() -> None:

@@ -32,13 +32,13 @@ def test_there_are_rows_for_both_ways_to_install():
 
 @pytest.mark.parametrize(("command", "objects", "everywhere"), ROWS, ids=[command for command, _, _ in ROWS])
 def test_the_number_of_objects_is_right(command, objects, everywhere):
-    made = [
-        found
-        for found in manifests(output(*shlex.split(command)))
-        if "helm.sh/hook" not in (found["metadata"].get("annotations") or {})
+    installed = [
+        manifest
+        for manifest in manifests(output(*shlex.split(command)))
+        if "helm.sh/hook" not in (manifest["metadata"].get("annotations") or {})
     ]
-    wide = [found for found in made if found["kind"] not in NAMESPACED]
-    assert (len(made), len(wide)) == (int(objects), int(everywhere))
+    wide = [manifest for manifest in installed if manifest["kind"] not in NAMESPACED]
+    assert (len(installed), len(wide)) == (int(objects), int(everywhere))
 
 
 @pytest.mark.parametrize("name", ["install_helm", "install_kustomize", "upgrade"])
@@ -53,8 +53,8 @@ def test_who_may_bind_the_roles_of_a_team_may_bind_all_of_them():
     page = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
     shown = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     (role,) = (each for text in shown for each in manifests(text) if each.get("kind") == "ClusterRole")
-    made = rendered(CHART, "--set", "cluster.create=false,teamDefaults.dataCopy=true")
-    bound = {each["roleRef"]["name"] for each in made if each["kind"] == "RoleBinding"}
+    objects = rendered(CHART, "--set", "cluster.create=false,teamDefaults.dataCopy=true")
+    bound = {each["roleRef"]["name"] for each in objects if each["kind"] == "RoleBinding"}
     (rule,) = role["rules"]
     assert (rule["verbs"], rule["resources"]) == (["bind"], ["clusterroles"])
     assert set(rule["resourceNames"]) == bound

@@ -180,15 +180,15 @@ def test_manifests_that_kubectl_is_given_exist(block: DocCommand, words: list[st
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_new_namespaces_enforce_pod_security(page: Path) -> None:
     """Neither Helm nor kubectl does it; but of the release alone, whose namespace has no pods, and of services."""
-    made, labelled = set(), set()
+    created, labelled = set(), set()
     for words in (words for block in blocks(page) for words in calls(block.text, SAMPLES)):
         if "--create-namespace" in words:
-            made |= set(option(words, "-n", "--namespace"))
+            created |= set(option(words, "-n", "--namespace"))
         if words[:3] == ["kubectl", "create", "namespace"]:
-            made.add(words[3])
+            created.add(words[3])
         if words[:3] == ["kubectl", "label", "namespace"] and words[4:] == [RESTRICTED]:
             labelled.add(words[3])
-    assert made - labelled <= {"edl-system", "web"}
+    assert created - labelled <= {"edl-system", "web"}
 
 
 # -------------------------------------------------------------------------- files

@@ -47,12 +47,12 @@ def _paths(text: str) -> set[str]:
 
 def _exists(path: str, page: Path) -> bool:
     if "/" not in path:  # a bare name: the text says in which folder
-        below = (found for folder in ("platform", "e2e", "docs") for found in (ROOT / folder).rglob(path))
+        below = (file for folder in ("platform", "e2e", "docs") for file in (ROOT / folder).rglob(path))
         return (ROOT / path).exists() or any(below)
     if path.startswith("e2e/artifacts/"):  # made by tests
         return True
     bases = (ROOT, ROOT / "platform", PACKAGE, page.parent)
-    return any(found for base in bases for name in (path, f"{path}.py") for found in base.glob(name.rstrip("/")))
+    return any(existing for base in bases for name in (path, f"{path}.py") for existing in base.glob(name.rstrip("/")))
 
 
 def _is_module_or_name(dotted: str) -> bool:
@@ -207,8 +207,8 @@ def test_the_layers_are_those_that_are_checked() -> None:
     }
     diagram = text.partition("```\n")[2].partition("```")[0]
     assert [re.findall(r"\w+", line) for line in diagram.splitlines()] == layers.pop("edl")
-    said = " ".join(text.partition("- **Layers inside ")[2].partition(".**")[0].split())
-    assert {f"edl.{name}" for name in re.findall(r"`([\w.]+)`", said)} == set(layers)
+    listed = " ".join(text.partition("- **Layers inside ")[2].partition(".**")[0].split())
+    assert {f"edl.{name}" for name in re.findall(r"`([\w.]+)`", listed)} == set(layers)
     chains = " ".join(text.partition("## How the other rooms are split")[2].partition("## How `core`")[0].split())
     for room, chain in re.findall(r"- \*\*`([\w.]+)`\*\*: ((?:(?!- \*\*).)+)", chains):
         rows = {name: row for row, names in enumerate(layers[f"edl.{room}"]) for name in names}

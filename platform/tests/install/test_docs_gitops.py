@@ -26,8 +26,8 @@ KINDS = {"argoproj.io/v1alpha1": "Application", "helm.toolkit.fluxcd.io/v2": "He
 
 def on_page(kind: str) -> Manifest:
     """The one manifest of this kind."""
-    (found,) = (each for text in FENCE.findall(PAGE) for each in manifests(text) if each.get("kind") == kind)
-    return found
+    (manifest,) = (each for text in FENCE.findall(PAGE) for each in manifests(text) if each.get("kind") == kind)
+    return manifest
 
 
 def values_of(release: Manifest) -> dict[str, Any]:
@@ -73,8 +73,8 @@ def test_their_values_are_what_the_schema_says(release: Manifest) -> None:
 
 
 def test_the_chart_makes_one_submitter_of_them(release: Manifest, values_file: Path) -> None:
-    made = rendered(JOB_CHART, "--values", values_file, release=release["metadata"]["name"], namespace="team-a")
-    assert sorted(found["kind"] for found in made) == ["ConfigMap", "Job"]
+    objects = rendered(JOB_CHART, "--values", values_file, release=release["metadata"]["name"], namespace="team-a")
+    assert sorted(manifest["kind"] for manifest in objects) == ["ConfigMap", "Job"]
 
 
 def test_the_job_in_them_can_run_on_a_cluster(release: Manifest, tmp_path: Path) -> None:

@@ -69,11 +69,11 @@ def test_fields_that_the_page_names_exist(rows, job_fields):
 
 def test_the_page_names_the_fields_that_the_command_sets(rows):
     """What `elasticdl` makes of a flag, and what the page says to write, are the same."""
-    said = {flag: CODE.findall(row[1]) for row in rows for flag in CODE.findall(row[0])}
+    named_fields = {flag: CODE.findall(row[1]) for row in rows for flag in CODE.findall(row[0])}
     for flag in (*JOB_FLAGS, *EXTRA_FLAGS):
         if isinstance(flag.effect, BecomesFields):
             fields_set = {re.sub(r"^model\.functions\..*", "model.functions", name) for name in flag.effect.fields}
-            named = {re.sub(r"\[\]\..*", "", code) for code in said[flag.option]}
+            named = {re.sub(r"\[\]\..*", "", code) for code in named_fields[flag.option]}
             assert fields_set & named, flag.option
 
 
@@ -103,8 +103,8 @@ def test_the_translated_command_is_a_job_file_for_a_cluster(tmp_path):
     spec = load_job_file(tmp_path / "job.yaml", required_datasets=("training",), extra_rules=find_spec_problems)
     flags = re.findall(r"```text\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
     assert set(re.findall(r"--\w+", flags)) <= set(FLAGS)
-    given = dict(re.findall(r"--(\w+)=(\d+)\b", flags))
-    said = {
+    flag_values = dict(re.findall(r"--(\w+)=(\d+)\b", flags))
+    spec_values = {
         "num_epochs": spec.train.epochs,
         "minibatch_size": spec.train.minibatch_size,
         "num_minibatches_per_task": spec.train.minibatches_per_task,
@@ -114,7 +114,7 @@ def test_the_translated_command_is_a_job_file_for_a_cluster(tmp_path):
         "checkpoint_steps": spec.checkpoint and spec.checkpoint.every_steps,
         "keep_checkpoint_max": spec.checkpoint and spec.checkpoint.keep,
     }
-    assert {name: int(value) for name, value in given.items()} == said
+    assert {name: int(value) for name, value in flag_values.items()} == spec_values
 
 
 def test_the_command_as_it_stands_makes_the_translated_job(tmp_path):
@@ -124,8 +124,8 @@ def test_the_command_as_it_stands_makes_the_translated_job(tmp_path):
     text = re.findall(r"```text\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
     program, command, *words = shlex.split(text.replace("\\\n", " "))
     assert (program, command) == ("elasticdl", "train")
-    made = translate_job(parse_command_line(command, words), Path(), find_spec_problems).spec
-    differences = {field: (old, new) for field, old, new in diff_job_specs(shown, made)}
+    translated = translate_job(parse_command_line(command, words), Path(), find_spec_problems).spec
+    differences = {field: (old, new) for field, old, new in diff_job_specs(shown, translated)}
     assert differences == {
         "image": ("gcr.io/my-project/edl:mnist", "gcr.io/my-project/elasticdl:mnist"),
         "model.zoo": ("/model_zoo", "model_zoo"),  # the same folder in a pod

@@ -51,11 +51,11 @@ def test_prose_is_wrapped_at_100_columns(page: Path) -> None:
         return
     prose = re.sub(r"^ *```.*?^ *```", lambda fence: "\n" * fence[0].count("\n"), text, flags=re.DOTALL | re.MULTILINE)
     # Rows of tables, headings, HTML, images and messages in quotes stand on one line.
-    whole = re.compile(r"\s*([|#<>]|!\[)")
+    unwrapped = re.compile(r"\s*([|#<>]|!\[)")
     too_long = [
         (number, line)
         for number, line in enumerate(prose.splitlines(), 1)
-        if len(line) > 100 and " " in line.strip() and not whole.match(line)
+        if len(line) > 100 and " " in line.strip() and not unwrapped.match(line)
     ]
     assert too_long == []
 

@@ -79,10 +79,10 @@ def leaves(schema: Any, path: str = "") -> Iterator[str]:
 
 def test_every_command_has_its_section_with_an_example(commands):
     text = (DOCS / "reference/cli.md").read_text()
-    found = [entry for entry in commands.entries() if not entry.subcommands]
-    assert {entry.name.split()[0] for entry in found} == set(COMMANDS)
-    assert [entry.name for entry in found if f"# edl {entry.name}\n" not in text] == []
-    assert [entry.name for entry in found if not commands.EXAMPLES.get(entry.name)] == []
+    single_commands = [entry for entry in commands.entries() if not entry.subcommands]
+    assert {entry.name.split()[0] for entry in single_commands} == set(COMMANDS)
+    assert [entry.name for entry in single_commands if f"# edl {entry.name}\n" not in text] == []
+    assert [entry.name for entry in single_commands if not commands.EXAMPLES.get(entry.name)] == []
 
 
 def test_the_page_has_the_options_that_the_command_takes(commands):

@@ -59,8 +59,8 @@ def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
 def test_every_page_has_a_search_box_that_finds_all_pages(site: Path) -> None:
     for page in site.rglob("index.html"):
         assert 'data-md-component="search-query"' in page.read_text(encoding="utf-8"), page
-    found = json.loads((site / "search/search_index.json").read_text(encoding="utf-8"))["docs"]
-    places = {entry["location"].partition("#")[0] for entry in found}
+    entries = json.loads((site / "search/search_index.json").read_text(encoding="utf-8"))["docs"]
+    places = {entry["location"].partition("#")[0] for entry in entries}
     assert places == {f"{page.parent.relative_to(site)}/".removeprefix("./") for page in site.rglob("index.html")}
 
 

@@ -37,11 +37,11 @@ def pair_by_words(reason_texts: Iterable[str], quotes: Iterable[str]) -> dict[st
         if words[text] & words[quote]
     ]
     pairs: dict[str, str] = {}
-    taken: set[str] = set()
+    paired_quotes: set[str] = set()
     for share, text, quote in sorted(shares, reverse=True):
-        if share >= SAME_REASON and text not in pairs and quote not in taken:
+        if share >= SAME_REASON and text not in pairs and quote not in paired_quotes:
             pairs[text] = quote
-            taken.add(quote)
+            paired_quotes.add(quote)
     return pairs
 
 

@@ -39,12 +39,12 @@ def documented(module: SourceModule) -> Iterator[tuple[Documented, str]]:
 @cache
 def classes() -> dict[str, list[ast.ClassDef]]:
     """Classes of the package by name."""
-    found: dict[str, list[ast.ClassDef]] = {}
+    nodes_by_name: dict[str, list[ast.ClassDef]] = {}
     for module in modules():
         for node in module.nodes:
             if isinstance(node, ast.ClassDef):
-                found.setdefault(node.name, []).append(node)
-    return found
+                nodes_by_name.setdefault(node.name, []).append(node)
+    return nodes_by_name
 
 
 def read_section(text: str, title: str) -> list[str]:
@@ -81,23 +81,23 @@ def parameters(node: Documented) -> set[str]:
 @cache
 def members(node: ast.ClassDef) -> set[str]:
     """Fields, properties and methods of a class and of its bases in the package."""
-    found: set[str] = set()
+    names: set[str] = set()
     for item in node.body:
         if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.add(item.name)
+            names.add(item.name)
         elif isinstance(item, ast.Assign | ast.AnnAssign):
             targets = item.targets if isinstance(item, ast.Assign) else [item.target]
-            found |= {inner.id for target in targets for inner in ast.walk(target) if isinstance(inner, ast.Name)}
+            names |= {inner.id for target in targets for inner in ast.walk(target) if isinstance(inner, ast.Name)}
     for inner in ast.walk(node):
         match inner:
             case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name, ctx=ast.Store()):
-                found.add(name)
+                names.add(name)
     for base in node.bases:
         name = _last_name(base)
         for parent in classes().get(name, []):
             if parent is not node:
-                found |= members(parent)
-    return found
+                names |= members(parent)
+    return names
 
 
 def _last_name(node: ast.expr) -> str:
@@ -112,11 +112,11 @@ def _last_name(node: ast.expr) -> str:
 @cache
 def imported_names(module: SourceModule) -> set[str]:
     """Names that a module imports."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in module.nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
-            found |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
-    return found
+            names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+    return names
 
 
 def _docstrings(module: SourceModule) -> Iterator[ast.Constant]:
@@ -130,33 +130,33 @@ def _docstrings(module: SourceModule) -> Iterator[ast.Constant]:
 @cache
 def code_words() -> set[str]:
     """Every identifier of the package's code, and every word of its strings that are no docstrings."""
-    found: set[str] = set()
+    words: set[str] = set()
     for module in modules():
         documentation = {id(constant) for constant in _docstrings(module)}
-        found |= set(re.findall(r"\w+", module.name))
+        words |= set(re.findall(r"\w+", module.name))
         for node in module.nodes:
             match node:
                 case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
-                    found.add(name)
+                    words.add(name)
                 case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                    found.add(name)
+                    words.add(name)
                 case ast.keyword(arg=str(name)):
-                    found.add(name)
+                    words.add(name)
                 case ast.alias(name=name):
-                    found |= set(name.split("."))
+                    words |= set(name.split("."))
                 case ast.Constant(value=str(text)) if id(node) not in documentation:
-                    found |= set(re.findall(r"\w+", text))
-    return found
+                    words |= set(re.findall(r"\w+", text))
+    return words
 
 
 @cache
 def module_names() -> dict[str, set[str]]:
     """What modules of one name define, by that name."""
-    found: dict[str, set[str]] = {}
+    names_by_stem: dict[str, set[str]] = {}
     for module in modules():
         parts = module.name.removesuffix(".py").split("/")
         stem = parts[-2] if parts[-1] == "__init__" and len(parts) > 1 else parts[-1]
-        defined = found.setdefault(stem, set())
+        defined = names_by_stem.setdefault(stem, set())
         defined |= imported_names(module)
         if parts[-1] == "__init__":
             folder = PACKAGE / Path(module.name).parent
@@ -167,7 +167,7 @@ def module_names() -> dict[str, set[str]]:
             for inner in ast.walk(node):
                 if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
                     defined.add(inner.id)
-    return found
+    return names_by_stem
 
 
 def is_unresolved(name: str) -> bool:
@@ -219,10 +219,10 @@ def test_raised_exceptions_exist() -> None:
 
 def test_quoted_names_are_in_the_code() -> None:
     wrong = [
-        f"{module.name}:{constant.lineno}: {found['name']}"
+        f"{module.name}:{constant.lineno}: {match['name']}"
         for module in modules()
         for constant in _docstrings(module)
-        for found in REFERENCE.finditer(str(constant.value))
-        if is_unresolved(found["name"])
+        for match in REFERENCE.finditer(str(constant.value))
+        if is_unresolved(match["name"])
     ]
     assert wrong == []

@@ -54,8 +54,8 @@ CLUSTER_WIDE = {
 def of_chart(team: dict[str, Any] | None = None, *args: str) -> list[Manifest]:
     """What Helm installs, without the pods of its tests; without a team, in the release's own namespace."""
     teams = () if team is None else ("--set-json", f"teams={json.dumps([{'namespace': TEAM, **team}])}")
-    found = rendered(CHART, *teams, *args, namespace=TEAM)
-    return [one for one in found if "helm.sh/hook" not in one["metadata"].get("annotations", {})]
+    objects = rendered(CHART, *teams, *args, namespace=TEAM)
+    return [one for one in objects if "helm.sh/hook" not in one["metadata"].get("annotations", {})]
 
 
 def by_name(found: list[Manifest]) -> dict[str, Manifest]:
@@ -69,9 +69,11 @@ def without_helm(found: Manifest) -> Manifest:
     """An object without what only Helm has, and with what Kubernetes would add."""
     metadata = dict(found["metadata"])
     metadata["labels"] = {key: value for key, value in metadata["labels"].items() if key not in HELM_LABELS}
-    kept = {key: value for key, value in metadata.pop("annotations", {}).items() if not key.startswith("helm.sh/")}
-    if kept:
-        metadata["annotations"] = kept
+    annotations = {
+        key: value for key, value in metadata.pop("annotations", {}).items() if not key.startswith("helm.sh/")
+    }
+    if annotations:
+        metadata["annotations"] = annotations
     changed = {**found, "metadata": metadata}
     if "subjects" in found:
         changed["subjects"] = [{"namespace": metadata["namespace"], **subject} for subject in found["subjects"]]
@@ -79,10 +81,10 @@ def without_helm(found: Manifest) -> Manifest:
 
 
 def assert_same(chart: list[Manifest], kustomized: list[Manifest]) -> None:
-    expected, got = by_name([without_helm(one) for one in chart]), by_name([without_helm(one) for one in kustomized])
-    assert got.keys() == expected.keys()
+    expected, actual = by_name([without_helm(one) for one in chart]), by_name([without_helm(one) for one in kustomized])
+    assert actual.keys() == expected.keys()
     for name, manifest in expected.items():
-        assert got[name] == manifest, name
+        assert actual[name] == manifest, name
 
 
 def test_what_is_generated_is_what_is_there() -> None:
@@ -103,9 +105,9 @@ def test_a_team_is_what_another_release_adds_to_the_cluster(overlay: str) -> Non
 
 
 def test_base_is_the_chart_without_values_and_leaves_the_namespace_to_kubectl() -> None:
-    found = built(KUSTOMIZE / "base")
-    assert not [one for one in found if "namespace" in one["metadata"]]
-    placed = [_placed(one) for one in found]
+    objects = built(KUSTOMIZE / "base")
+    assert not [one for one in objects if "namespace" in one["metadata"]]
+    placed = [_placed(one) for one in objects]
     assert_same(of_chart(), placed)
 
 
@@ -116,9 +118,9 @@ def test_base_is_its_two_halves() -> None:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_only_what_has_a_namespace_is_given_one(overlay: str) -> None:
-    found = built(KUSTOMIZE / "overlays" / overlay)
-    assert {one["kind"] for one in found if "namespace" not in one["metadata"]} <= CLUSTER_WIDE
-    assert {one["metadata"]["namespace"] for one in found if one["kind"] not in CLUSTER_WIDE} == {TEAM}
+    objects = built(KUSTOMIZE / "overlays" / overlay)
+    assert {one["kind"] for one in objects if "namespace" not in one["metadata"]} <= CLUSTER_WIDE
+    assert {one["metadata"]["namespace"] for one in objects if one["kind"] not in CLUSTER_WIDE} == {TEAM}
 
 
 def test_every_file_is_listed() -> None:
@@ -139,9 +141,9 @@ def overlaid(folder: Path, base: Path, **fields: Any) -> dict[str, Manifest]:
 def test_the_patch_that_the_readme_shows_narrows_the_api_server(tmp_path: Path) -> None:
     (fence,) = re.findall(r"```yaml\n(.*?)```", (KUSTOMIZE / "README.md").read_text(), re.DOTALL)
     (content,) = manifests(fence)
-    found = overlaid(tmp_path, KUSTOMIZE / "overlays" / "kind" / "team", **content)
+    objects = overlaid(tmp_path, KUSTOMIZE / "overlays" / "kind" / "team", **content)
     narrowed = {"apiServer": {"cidrs": ["172.18.0.2/32"], "ports": [6443]}}
-    assert_same(of_chart({"networkPolicies": narrowed}, "--set", "cluster.create=false"), list(found.values()))
+    assert_same(of_chart({"networkPolicies": narrowed}, "--set", "cluster.create=false"), list(objects.values()))
 
 
 def test_a_priority_class_that_the_cluster_has_can_be_left_out(tmp_path: Path) -> None:

@@ -63,14 +63,14 @@ def test_kustomizes_component_allows_what_the_table_says() -> None:
 
 def test_a_table_notices_a_policy_that_is_missing_and_one_that_is_too_wide() -> None:
     table = TABLES["defaults"]
-    found = of_chart({})
-    for gone in found:
-        assert wrong(table, [one for one in found if one is not gone]), gone["metadata"]["name"]
+    team_policies = of_chart({})
+    for gone in team_policies:
+        assert wrong(table, [one for one in team_policies if one is not gone]), gone["metadata"]["name"]
     wide = {
         "metadata": {"name": "wide", "namespace": TEAM},
         "spec": {"podSelector": {}, "egress": [{}], "ingress": [{}]},
     }
-    assert wrong(table, [*found, wide])
+    assert wrong(table, [*team_policies, wide])
 
 
 def test_the_ports_that_roles_listen_at_are_those_that_are_allowed() -> None:
@@ -90,10 +90,10 @@ def test_the_ports_that_roles_listen_at_are_those_that_are_allowed() -> None:
 
 def test_the_page_for_people_says_the_same() -> None:
     rows = re.findall(r"^\| ([a-z, -]+) \| ([a-z-]+) \| ([0-9, ]+) \|", PAGE.read_text(), re.MULTILINE)
-    said = {(who, to, port) for sources, to, ports in rows for who in words(sources) for port in words(ports)}
-    subjects = {name for who, to, _ in said for name in (who, to)}
+    on_page = {(who, to, port) for sources, to, ports in rows for who in words(sources) for port in words(ports)}
+    subjects = {name for who, to, _ in on_page for name in (who, to)}
     allowed = {_by_role(flow) for flow, verdict in TABLES["defaults"].verdicts.items() if verdict}
-    assert said == {
+    assert on_page == {
         (flow.source, flow.target, flow.port)
         for flow in allowed
         if {flow.source, flow.target} <= subjects and "/" not in flow.port and not _open_by_default(flow)
@@ -116,11 +116,11 @@ def _open_by_default(flow: NetworkFlow) -> bool:
 
 def test_a_release_without_teams_isolates_edls_pods_and_no_others() -> None:
     """Other things may live in the release's namespace."""
-    found = policies(rendered(CHART))
+    release_policies = policies(rendered(CHART))
     ours = {**render_pod(MNIST, Role.WORKER, 0, namespace=TEAM, job_uid="", run_dir="/data")["metadata"]["labels"]}
     copying = render_helper_pod(HelperPodSpec("files", "img", RunAsSpec()), "edl-data-01234567")["metadata"]["labels"]
     for labels, isolated in ((ours, True), (copying, True), ({"app": "notebook"}, False)):
-        chosen = [one for one in found if _chooses(one["spec"]["podSelector"], labels)]
+        chosen = [one for one in release_policies if _chooses(one["spec"]["podSelector"], labels)]
         denied = any(one["metadata"]["name"] == "edl-default-deny" for one in chosen)
         assert (denied, bool(chosen)) == (isolated, isolated)
 

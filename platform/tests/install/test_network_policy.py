@@ -229,10 +229,10 @@ def test_a_named_port_is_the_targets() -> None:
 @given(ports, ports, ports)
 def test_a_range_of_ports_has_both_its_ends(one: int, other: int, port: int) -> None:
     first, last = sorted((one, other))
-    found = policy(ingress=[{"ports": [{"port": first, "endPort": last}]}])
-    assert allowed(AttemptedConnection(WORKER, MASTER, port), found) == (first <= port <= last)
-    assert allowed(AttemptedConnection(WORKER, MASTER, first), found)
-    assert allowed(AttemptedConnection(WORKER, MASTER, last), found)
+    ranged = policy(ingress=[{"ports": [{"port": first, "endPort": last}]}])
+    assert allowed(AttemptedConnection(WORKER, MASTER, port), ranged) == (first <= port <= last)
+    assert allowed(AttemptedConnection(WORKER, MASTER, first), ranged)
+    assert allowed(AttemptedConnection(WORKER, MASTER, last), ranged)
 
 
 def test_a_refusal_says_which_end_refuses() -> None:

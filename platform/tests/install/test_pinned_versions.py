@@ -41,10 +41,10 @@ def test_each_pinned_version_runs_on_the_oldest_python() -> None:
 def _requires(name: str, version: str) -> str | None:
     """What Python a distribution asks for; None if it does not say, or is not here in that version."""
     try:
-        found = distribution(name)
+        installed = distribution(name)
     except PackageNotFoundError:
         return None
-    return found.metadata.get("Requires-Python") if found.version == version else None
+    return installed.metadata.get("Requires-Python") if installed.version == version else None
 
 
 def test_the_package_declares_what_it_imports() -> None:
@@ -111,8 +111,8 @@ def test_scenarios_of_a_group_run_in_one_process(tmp_path: Path) -> None:
     """
     (tmp_path / "test_grouped.py").write_text(GROUPED)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    told = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", "--dist", "loadgroup"]
-    ended = subprocess.run([*told, "--no-loadscope-reorder"], cwd=tmp_path, capture_output=True, text=True)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", "--dist", "loadgroup"]
+    ended = subprocess.run([*command, "--no-loadscope-reorder"], cwd=tmp_path, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     ran = (tmp_path / "workers").read_text().split()
     assert len(ran) == 6

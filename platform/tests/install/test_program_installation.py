@@ -49,8 +49,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, ROOT]
     subprocess.run(command, env={**os.environ, "EDL_NATIVE": "0"}, check=True, timeout=300)
-    (found,) = folder.glob("*.whl")
-    return found
+    (wheel_file,) = folder.glob("*.whl")
+    return wheel_file
 
 
 @pytest.fixture(

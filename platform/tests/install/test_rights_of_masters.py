@@ -11,8 +11,8 @@ MASTER = "edl-job-master"
 
 def of_secrets(*options: str) -> list[dict[str, Any]]:
     """The rules about Secrets in the role of masters."""
-    found = rendered(CHART, *options)
-    (role,) = [each for each in found if (each["kind"], each["metadata"]["name"]) == ("ClusterRole", MASTER)]
+    objects = rendered(CHART, *options)
+    (role,) = [each for each in objects if (each["kind"], each["metadata"]["name"]) == ("ClusterRole", MASTER)]
     return [rule for rule in role["rules"] if "secrets" in rule["resources"]]
 
 

@@ -53,8 +53,8 @@ def edl(environment: Path, *args: str, cwd: Path) -> subprocess.CompletedProcess
 @pytest.fixture
 def zoo(environment: Path, tmp_path: Path) -> Path:
     """A folder with a model and its job, as the client writes it."""
-    made = edl(environment, "zoo", "init", "zoo", cwd=tmp_path)
-    assert made.returncode == 0, made.stderr
+    initialised = edl(environment, "zoo", "init", "zoo", cwd=tmp_path)
+    assert initialised.returncode == 0, initialised.stderr
     return tmp_path / "zoo"
 
 
