@@ -40,7 +40,7 @@ SECCOMP_TYPES = {"RuntimeDefault", "Localhost"}
 
 def violations(spec: Spec) -> list[str]:
     """Each thing that the standard forbids, by the path of its field; empty for a pod that passes."""
-    return [*_pod(spec), *(found for each in _containers(spec) for found in _container(each, spec))]
+    return [*_pod(spec), *(violation for each in _containers(spec) for violation in _container(each, spec))]
 
 
 def _containers(spec: Spec) -> list[Spec]:

@@ -168,8 +168,8 @@ def test_refusals_are_told_apart(
     ],
 )
 def test_a_right_is_granted_by_the_role_of_who_lacks_it_if_any(user: str, what: str, role: str) -> None:
-    said = json.dumps({"message": f'it is forbidden: User "{user}" cannot list {what}'})
-    assert role in (error_from_response(403, said.encode(), where="here").hint or "")
+    refused = json.dumps({"message": f'it is forbidden: User "{user}" cannot list {what}'})
+    assert role in (error_from_response(403, refused.encode(), where="here").hint or "")
 
 
 def test_retryable_and_final_refusals_are_told_apart() -> None:
@@ -198,19 +198,19 @@ def test_seconds_that_a_busy_server_asks_for(
 
 
 def test_busy_server_holds_the_pace_of_all_requests(servers: ReplyServers) -> None:
-    held: list[float] = []
+    pauses: list[float] = []
 
     class RecordingRateLimiter:
         def __call__(self) -> None:
             return
 
         def pause_requests(self, seconds: float) -> None:
-            held.append(seconds)
+            pauses.append(seconds)
 
     plain = servers.serve(refusal(429, "", "", "Retry-After: 4"))
     with pytest.raises(ServerBusyError):
         KubeClient(plain.connection, rate_limiter=RecordingRateLimiter()).get(PODS, "w")
-    assert held == [4.0]
+    assert pauses == [4.0]
 
 
 @pytest.mark.parametrize("body", [b"<html>Bad gateway</html>", b"", b"[1]", b'{"message": null}'])
@@ -356,11 +356,11 @@ def test_lines_are_whole_wherever_they_were_cut(servers: ReplyServers) -> None:
 
 
 def test_stream_that_breaks_off_is_a_server_that_is_away(servers: ReplyServers) -> None:
-    got: list[str] = []
+    kinds: list[str] = []
     api = servers.serve(chunked(line("ADDED", POD), end=False))
     with api.watch(PODS, resource_version="1") as stream, pytest.raises(NoResponseError):
-        got.extend(kind for kind, _ in stream.events())
-    assert got == ["ADDED"], "what arrived before is not lost"
+        kinds.extend(kind for kind, _ in stream.events())
+    assert kinds == ["ADDED"], "what arrived before is not lost"
 
 
 @pytest.mark.parametrize("text", [b'{"type": "ADD', b"[]\n", b'{"object": {}}\n', b'{"type": "ADDED"}\n'])
@@ -477,9 +477,9 @@ def kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_kubeconfig_says_where_as_whom_and_in_which_namespace(kubeconfig: Path) -> None:
-    found = connection.load_connection()
-    assert (found.host, found.namespace, found.context) == ("http://127.0.0.1:1", "team", "one")
-    assert found.auth_headers() == {"authorization": "Bearer secret-token"}
+    loaded = connection.load_connection()
+    assert (loaded.host, loaded.namespace, loaded.context) == ("http://127.0.0.1:1", "team", "one")
+    assert loaded.auth_headers() == {"authorization": "Bearer secret-token"}
     assert connection.load_connection("two").namespace == "default"
     assert connection.load_connection("two", "mine").namespace == "mine"
     assert connection.list_contexts() == ["one", "two"]
@@ -501,8 +501,8 @@ def test_a_context_of_another_file_of_the_kubeconfig(kubeconfig: Path, monkeypat
     )
     location = f"{kubeconfig}:{other}"
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", location)
-    found = connection.load_connection("three")
-    assert (found.host, found.namespace) == ("http://127.0.0.1:2", "lab")
+    loaded = connection.load_connection("three")
+    assert (loaded.host, loaded.namespace) == ("http://127.0.0.1:2", "lab")
     assert connection.list_contexts() == ["one", "two", "three"]
 
 

@@ -42,9 +42,9 @@ def test_a_wish_survives_the_way(desired: DesiredState) -> None:
     ],
 )
 def test_what_is_no_wish_wants_nothing_and_says_why(text: str, why: tuple[str, ...]) -> None:
-    found = desired_state.parse_desired_state(text, "the request")
-    assert (found.min, found.max, found.stop) == (None, None, False)
-    assert not missing_keys(found.unreadable, "the request", "ignored", *why)
+    desired = desired_state.parse_desired_state(text, "the request")
+    assert (desired.min, desired.max, desired.stop) == (None, None, False)
+    assert not missing_keys(desired.unreadable, "the request", "ignored", *why)
 
 
 def test_no_wish_is_nothing_wrong() -> None:
@@ -71,12 +71,12 @@ def test_more_workers_than_a_job_may_have_are_refused(wanted: DesiredState) -> N
 def test_wishes_never_contradict_themselves(known: DesiredState, wanted: DesiredState, low: int, more: int) -> None:
     spec = (low, low + more)
     try:
-        found = desired_state.merge_desired_state(known, wanted, spec)
+        merged = desired_state.merge_desired_state(known, wanted, spec)
     except BadInputError:
         return
-    assert (spec[0] if found.min is None else found.min) <= (spec[1] if found.max is None else found.max)
-    assert found.stop is (known.stop or wanted.stop)
-    assert wanted.max is None or found.max == wanted.max
+    assert (spec[0] if merged.min is None else merged.min) <= (spec[1] if merged.max is None else merged.max)
+    assert merged.stop is (known.stop or wanted.stop)
+    assert wanted.max is None or merged.max == wanted.max
 
 
 @pytest.mark.parametrize(
@@ -103,9 +103,9 @@ def test_a_wish_is_added_to_those_before() -> None:
     cluster = InMemoryCluster()
     put_job(cluster, annotations={names.DESIRED_ANNOTATION: '{"min": 2}', "other": "stays"})
     assert status_publisher.update_desired_state(cluster, "mnist", DesiredState(max=6), (1, 4)) == DesiredState(2, 6)
-    found = find_job(cluster, "mnist")
-    assert found.desired_state == DesiredState(2, 6)
-    assert found.manifest["metadata"]["annotations"]["other"] == "stays"
+    job = find_job(cluster, "mnist")
+    assert job.desired_state == DesiredState(2, 6)
+    assert job.manifest["metadata"]["annotations"]["other"] == "stays"
 
 
 def test_a_job_that_changes_meanwhile_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,8 +66,8 @@ def pods_of(spec: JobSpec) -> list[Manifest]:
 
 
 def container(pod: Manifest) -> dict[str, Any]:
-    (found,) = (each for each in pod["spec"]["containers"] if each["name"] == "edl")
-    return found  # type: ignore[no-any-return]
+    (edl_container,) = (each for each in pod["spec"]["containers"] if each["name"] == "edl")
+    return edl_container  # type: ignore[no-any-return]
 
 
 def variables(pod: Manifest) -> dict[str, str]:
@@ -105,16 +105,16 @@ def test_every_pod_passes_the_restricted_standard(spec: JobSpec) -> None:
 @given(spec=fit_jobs(), factor=st.floats(1, 8), elevated=st.booleans())
 def test_every_pod_says_what_it_needs(spec: JobSpec, factor: float, elevated: bool) -> None:
     for pod in [*pods_of(spec), pod_of(spec, options=PodOptions(factor, elevated))]:
-        asked = container(pod)["resources"]
-        assert {"cpu", "memory"} <= set(asked["requests"])
-        assert all(_QUANTITY.fullmatch(quantity) for quantity in asked["requests"].values())
-        assert "cpu" not in asked["limits"]
+        resources = container(pod)["resources"]
+        assert {"cpu", "memory"} <= set(resources["requests"])
+        assert all(_QUANTITY.fullmatch(quantity) for quantity in resources["requests"].values())
+        assert "cpu" not in resources["limits"]
         disk = {
-            "requests": asked["requests"].pop("ephemeral-storage"),
-            "limits": asked["limits"].pop("ephemeral-storage"),
+            "requests": resources["requests"].pop("ephemeral-storage"),
+            "limits": resources["limits"].pop("ephemeral-storage"),
         }
         assert disk == {"requests": "256Mi", "limits": "10Gi"}, "bounded, and little of it promised"
-        assert asked["limits"].items() <= asked["requests"].items()
+        assert resources["limits"].items() <= resources["requests"].items()
 
 
 @_PATIENT
@@ -172,11 +172,11 @@ def test_order() -> None:
 
 
 def test_the_status_is_empty_and_the_token_never_changes() -> None:
-    made = by_kind(job_of(MNIST))
-    assert made["ConfigMap edl-mnist-status"]["data"] == {}
-    secret = made["Secret edl-mnist-token"]
+    manifests = by_kind(job_of(MNIST))
+    assert manifests["ConfigMap edl-mnist-status"]["data"] == {}
+    secret = manifests["Secret edl-mnist-token"]
     assert (secret["immutable"], secret["stringData"]) == (True, {"token": TOKEN})
-    others = [manifest for manifest in made.values() if manifest is not secret]
+    others = [manifest for manifest in manifests.values() if manifest is not secret]
     assert TOKEN not in str(others)
 
 
@@ -204,9 +204,9 @@ def test_the_service_finds_the_master_only() -> None:
 
 
 def test_a_token_that_exists_is_referred_to() -> None:
-    made = render_job(MNIST, namespace=None, token=None, token_secret="shared")
-    assert "Secret" not in {manifest["kind"] for manifest in made}
-    master, worker = render_master_pod(made[-1]), pod_of(token_secret="shared")
+    manifests = render_job(MNIST, namespace=None, token=None, token_secret="shared")
+    assert "Secret" not in {manifest["kind"] for manifest in manifests}
+    master, worker = render_master_pod(manifests[-1]), pod_of(token_secret="shared")
     for pod in (master, worker):
         (token,) = (volume for volume in pod["spec"]["volumes"] if volume["name"] == "token")
         assert token["secret"]["secretName"] == "shared"
@@ -252,9 +252,9 @@ def test_only_the_master_talks_to_the_cluster() -> None:
 
 def test_who_a_pod_is() -> None:
     master, ps, worker = (variables(pod) for pod in pods_of(MNIST))
-    for found, role in ((master, "master"), (ps, "ps"), (worker, "worker")):
+    for environment, role in ((master, "master"), (ps, "ps"), (worker, "worker")):
         assert (
-            found.items()
+            environment.items()
             >= {
                 "EDL_ROLE": role,
                 "EDL_UID": "metadata.uid",
@@ -272,10 +272,10 @@ def test_who_a_pod_is() -> None:
     assert master["EDL_JOB_UID"] == "metadata.labels['batch.kubernetes.io/controller-uid']"
     assert master["EDL_RUN"] == "metadata.annotations['edl.dev/run']"
     assert master["EDL_STORAGE"] == "/data/edl"
-    for found in (ps, worker):
-        assert found["EDL_MASTER_ADDRESS"] == "edl-mnist-master.team-a:7070"
-        assert found["EDL_RUN_DIR"] == "/data/r"
-        assert "EDL_JOB_UID" not in found
+    for environment in (ps, worker):
+        assert environment["EDL_MASTER_ADDRESS"] == "edl-mnist-master.team-a:7070"
+        assert environment["EDL_RUN_DIR"] == "/data/r"
+        assert "EDL_JOB_UID" not in environment
 
 
 def test_what_a_container_runs() -> None:
@@ -310,10 +310,10 @@ def test_nodes_that_are_lost_are_left_soon() -> None:
 @pytest.mark.parametrize("effect", [{}, {"effect": ""}, {"effect": "NoExecute"}])
 def test_a_toleration_of_the_spec_replaces_ours(effect: dict[str, str]) -> None:
     own = {"key": "node.kubernetes.io/not-ready", "operator": "Exists", **effect}
-    kept = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoSchedule"}
-    found = pod_of(replace(MNIST, pod=PodSpec(tolerations=(own, kept))))["spec"]["tolerations"]
-    assert found[:2] == [own, kept]
-    assert [each["key"] for each in found[2:]] == ["node.kubernetes.io/unreachable"]
+    no_schedule = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoSchedule"}
+    tolerations = pod_of(replace(MNIST, pod=PodSpec(tolerations=(own, no_schedule))))["spec"]["tolerations"]
+    assert tolerations[:2] == [own, no_schedule]
+    assert [each["key"] for each in tolerations[2:]] == ["node.kubernetes.io/unreachable"]
 
 
 def test_autoscalers_may_move_workers_only() -> None:
@@ -341,8 +341,8 @@ def test_priority(priority: str, elevated: bool, expected: str) -> None:
 def test_resources() -> None:
     workers = WorkerSpec(resources=WorkerResourceSpec(cpu=0.25, memory=3 << 29, gpu=2, ephemeral_storage=1 << 20))
     spec = replace(MNIST, workers=workers)
-    held = {"memory": "1536Mi", "ephemeral-storage": "1Mi", "nvidia.com/gpu": "2"}
-    assert container(pod_of(spec))["resources"] == {"requests": {"cpu": "250m", **held}, "limits": held}
+    limits = {"memory": "1536Mi", "ephemeral-storage": "1Mi", "nvidia.com/gpu": "2"}
+    assert container(pod_of(spec))["resources"] == {"requests": {"cpu": "250m", **limits}, "limits": limits}
     more = container(pod_of(spec, options=PodOptions(memory_factor=1.5)))["resources"]
     assert (more["requests"]["memory"], more["limits"]["memory"]) == ("2304Mi", "2304Mi")
     assert (more["requests"]["cpu"], more["limits"]["nvidia.com/gpu"]) == ("250m", "2")
@@ -351,9 +351,9 @@ def test_resources() -> None:
 def test_limits_above_the_requests() -> None:
     resources = WorkerResourceSpec(cpu=1, memory=2**30, limits=LimitSpec(cpu=2.5, memory=2**31))
     spec = replace(MNIST, workers=replace(MNIST.workers, resources=resources))
-    found = container(pod_of(spec))["resources"]
-    assert (found["requests"]["cpu"], found["limits"]["cpu"]) == ("1", "2500m")
-    assert (found["requests"]["memory"], found["limits"]["memory"]) == ("1Gi", "2Gi")
+    container_resources = container(pod_of(spec))["resources"]
+    assert (container_resources["requests"]["cpu"], container_resources["limits"]["cpu"]) == ("1", "2500m")
+    assert (container_resources["requests"]["memory"], container_resources["limits"]["memory"]) == ("1Gi", "2Gi")
     grown = container(pod_of(spec, options=PodOptions(memory_factor=1.5)))["resources"]
     assert (grown["requests"]["memory"], grown["limits"]["memory"]) == ("1536Mi", "3Gi"), "both grow after a lack"
 
@@ -386,9 +386,12 @@ def test_overrides_of_one_role_and_of_the_service() -> None:
     assert (server["spec"]["schedulerName"], worker["spec"]["schedulerName"]) == ("ours", "all")
     assert (server["spec"]["hostname"], container(server)["workingDir"]) == ("h", "/data")
     assert container(server)["image"] == spec.image
-    (found,) = (each for each in job_of(spec) if each["kind"] == "Service")
-    assert (found["spec"]["type"], found["metadata"]["annotations"]) == ("NodePort", {"example.com/lb": "internal"})
-    assert found["spec"]["selector"] == {"edl.dev/job": "mnist", "edl.dev/role": "master"}
+    (service_manifest,) = (each for each in job_of(spec) if each["kind"] == "Service")
+    assert (service_manifest["spec"]["type"], service_manifest["metadata"]["annotations"]) == (
+        "NodePort",
+        {"example.com/lb": "internal"},
+    )
+    assert service_manifest["spec"]["selector"] == {"edl.dev/job": "mnist", "edl.dev/role": "master"}
 
 
 def test_the_log_pod_reads_the_volume_and_has_no_right() -> None:
@@ -430,8 +433,8 @@ def mounted(spec: JobSpec) -> dict[str, dict[str, Any]]:
     sources = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
     mounts = container(pod)["volumeMounts"]
     ours = ("/etc/edl", "/home/edl", "/run/edl", "/tmp")
-    found = {each["mountPath"]: dict(sources[each["name"]]) for each in mounts}
-    return {path: source for path, source in found.items() if not path.startswith(ours)}
+    mounted_sources = {each["mountPath"]: dict(sources[each["name"]]) for each in mounts}
+    return {path: source for path, source in mounted_sources.items() if not path.startswith(ours)}
 
 
 def test_volumes() -> None:

@@ -21,9 +21,9 @@ OWNER = {"apiVersion": "batch/v1", "kind": "Job", "name": "edl-digits-master", "
 
 @pytest.fixture
 def server() -> InMemoryCluster:
-    found = InMemoryCluster()
-    found.put(job())
-    return found
+    cluster = InMemoryCluster()
+    cluster.put(job())
+    return cluster
 
 
 def job(**meta: Any) -> dict[str, Any]:
@@ -35,9 +35,9 @@ def fence(server: InMemoryCluster, pod: str, uid: str = "") -> LeaseFence:
 
 
 def acquired_fence(server: InMemoryCluster, pod: str, uid: str = "") -> LeaseFence:
-    found = fence(server, pod, uid)
-    assert found.try_acquire().value
-    return found
+    lease_fence = fence(server, pod, uid)
+    assert lease_fence.try_acquire().value
+    return lease_fence
 
 
 def lease(server: InMemoryCluster) -> dict[str, Any]:

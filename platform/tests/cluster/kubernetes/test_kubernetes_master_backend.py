@@ -90,10 +90,10 @@ def server() -> MasterApiServer:
 
 @pytest.fixture
 def backend(server: MasterApiServer) -> Any:
-    found = KubeMasterBackend(SPEC, MasterPodInfo.from_environment("digits", VARIABLES), lambda pace: server)
-    yield found
-    found.close()
-    found.cluster.close()
+    kube_backend = KubeMasterBackend(SPEC, MasterPodInfo.from_environment("digits", VARIABLES), lambda pace: server)
+    yield kube_backend
+    kube_backend.close()
+    kube_backend.cluster.close()
 
 
 def test_it_has_the_lease_before_anything_is_asked(server: MasterApiServer, backend: KubeMasterBackend) -> None:
@@ -290,9 +290,9 @@ def rendered_backend(server: MasterApiServer) -> KubeMasterBackend:
     server.put({"apiVersion": "batch/v1", "kind": "Job", "metadata": meta})
     server.put({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": TOKEN}})
     pod_info = MasterPodInfo.from_environment("digits", {k: v for k, v in VARIABLES.items() if k != "EDL_TOKEN_SECRET"})
-    found = KubeMasterBackend(SPEC, pod_info, lambda pace: server)
-    assert found.acquire(threading.Event())
-    return found
+    kube_backend = KubeMasterBackend(SPEC, pod_info, lambda pace: server)
+    assert kube_backend.acquire(threading.Event())
+    return kube_backend
 
 
 @pytest.mark.usefixtures("short_timeouts")

@@ -57,8 +57,8 @@ def test_other_owners_stay(server: InMemoryCluster) -> None:
     another = {"apiVersion": "v1", "kind": "Release", "name": "r", "uid": "x"}
     put_object(server, SERVICES, names.master_name(JOB), ownerReferences=[another])
     adopt_objects(server, JOB, UID)
-    found = server.stored(SERVICES, names.master_name(JOB))["metadata"]["ownerReferences"]
-    assert found == [another, owner_reference(JOB, UID)]
+    owners = server.stored(SERVICES, names.master_name(JOB))["metadata"]["ownerReferences"]
+    assert owners == [another, owner_reference(JOB, UID)]
 
 
 def test_what_is_labelled_for_another_job_is_not_taken(server: InMemoryCluster) -> None:
@@ -71,11 +71,11 @@ def test_what_is_missing_or_forbidden_keeps_nobody_from_the_rest(
     server: InMemoryCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.remove(CONFIGMAPS, names.spec_configmap(JOB))
-    seen: list[str] = []
+    methods: list[str] = []
 
     def refuse(method: str) -> None:
-        seen.append(method)
-        if method == "PATCH" and seen.count("PATCH") == 1:
+        methods.append(method)
+        if method == "PATCH" and methods.count("PATCH") == 1:
             raise RbacDeniedError("configmaps is forbidden: it cannot patch")
 
     server.before = refuse

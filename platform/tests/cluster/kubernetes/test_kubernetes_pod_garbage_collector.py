@@ -25,8 +25,8 @@ def body(
     since: float | None = None,
     grace: float = 0,
 ) -> PodRecord:
-    seen = PodStatus(f"uid-{role}-{index}", role, index, phase, leaving=since is not None, cause=cause)
-    return PodRecord(f"pod-{role}-{index}", seen, f"2026-01-01T00:{index:02}:00Z", since, grace)
+    status = PodStatus(f"uid-{role}-{index}", role, index, phase, leaving=since is not None, cause=cause)
+    return PodRecord(f"pod-{role}-{index}", status, f"2026-01-01T00:{index:02}:00Z", since, grace)
 
 
 def test_pod_that_stays_past_its_grace_is_overdue_and_sooner_on_a_lost_node() -> None:
@@ -54,11 +54,11 @@ def test_pods_that_are_removed_already_are_not_removed_again() -> None:
 
 
 def test_deletion_that_was_put_off_is_tried_until_it_is_answered() -> None:
-    asked: list[tuple[str, int]] = []
+    deletions: list[tuple[str, int]] = []
     answers = [RetryableError("away"), RetryableError("busy"), None]
 
     def remove(uid: str, grace: int) -> None:
-        asked.append((uid, grace))
+        deletions.append((uid, grace))
         answer = answers.pop(0)
         if answer is not None:
             raise answer
@@ -67,5 +67,5 @@ def test_deletion_that_was_put_off_is_tried_until_it_is_answered() -> None:
     collector.retry_later("uid-1", 7)
     for _ in range(5):
         collector.collect_once()
-    assert asked == [("uid-1", 7)] * 3
+    assert deletions == [("uid-1", 7)] * 3
     collector.close()

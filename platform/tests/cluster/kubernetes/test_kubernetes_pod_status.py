@@ -176,13 +176,13 @@ def test_every_recorded_pod_has_its_line() -> None:
 @pytest.mark.parametrize("label", EXPECTED)
 def test_recorded_pod(label: str) -> None:
     phase, exit_code, reason, leaving, cause, message = EXPECTED[label]
-    seen = pod_status.read_pod_status(REAL[label])
-    assert (seen.phase, seen.exit_code, seen.reason) == (phase, exit_code, reason)
-    assert (seen.leaving, seen.cause) == (leaving, cause)
-    assert seen.message.startswith(message)
-    assert bool(seen.message) == bool(message)
-    assert seen.role == Role.WORKER
-    assert seen.node == REAL[label]["spec"].get("nodeName", "")
+    status = pod_status.read_pod_status(REAL[label])
+    assert (status.phase, status.exit_code, status.reason) == (phase, exit_code, reason)
+    assert (status.leaving, status.cause) == (leaving, cause)
+    assert status.message.startswith(message)
+    assert bool(status.message) == bool(message)
+    assert status.role == Role.WORKER
+    assert status.node == REAL[label]["spec"].get("nodeName", "")
 
 
 @pytest.mark.parametrize("label", EXPECTED)
@@ -281,8 +281,8 @@ def test_kubelet_that_ends_a_pod_without_deletion_makes_it_leave() -> None:
         TerminationCause.EVICTED,
     )
     pod["status"] |= {"phase": "Failed", "reason": "Terminated", "containerStatuses": terminated(143)}
-    seen = pod_status.read_pod_status(pod)
-    assert (seen.phase, seen.exit_code, seen.reason, seen.cause) == (
+    status = pod_status.read_pod_status(pod)
+    assert (status.phase, status.exit_code, status.reason, status.cause) == (
         FAILED,
         143,
         "Terminated",
@@ -302,15 +302,15 @@ def test_end_of_the_role_counts_though_a_sidecar_goes_on() -> None:
 
 
 def test_exit_code_of_a_lost_container_is_not_known() -> None:
-    seen = pod_status.read_pod_status(
+    status = pod_status.read_pod_status(
         running(phase="Failed", containerStatuses=terminated(137, "ContainerStatusUnknown"))
     )
-    assert (seen.phase, seen.exit_code) == (FAILED, None)
+    assert (status.phase, status.exit_code) == (FAILED, None)
 
 
 def test_memory_shortage_that_the_role_survived_is_none() -> None:
-    seen = pod_status.read_pod_status(running(phase="Succeeded", containerStatuses=terminated(0, "OOMKilled")))
-    assert (seen.phase, seen.cause) == (SUCCEEDED, TerminationCause.NONE)
+    status = pod_status.read_pod_status(running(phase="Succeeded", containerStatuses=terminated(0, "OOMKilled")))
+    assert (status.phase, status.cause) == (SUCCEEDED, TerminationCause.NONE)
 
 
 def test_pod_without_status_is_pending() -> None:

@@ -122,13 +122,13 @@ def test_every_pod_that_was_seen_ends_once_and_stays_ended(script: list[Stretch]
     settings = WatchSettings(backoff=ExponentialBackoff(0, 0), jitter=lambda: 0.0)
     watching = PodWatch(cast(KubeClient, api), "team", "", PodCache(JOB_UID), settings)
     api.watching = watching
-    told = [each for each in watching.watch_pods() if isinstance(each, PodStatus)]
+    statuses = [each for each in watching.watch_pods() if isinstance(each, PodStatus)]
     living = {pod["metadata"]["uid"] for pod in api.changing_pods.pods.values() if pod["status"]["phase"] != "Failed"}
-    for uid in {pod.uid for pod in told}:
-        states = [pod.has_ended for pod in told if pod.uid == uid]
+    for uid in {pod.uid for pod in statuses}:
+        states = [pod.has_ended for pod in statuses if pod.uid == uid]
         assert states == sorted(states), "alive again after its end"
         assert sum(states) == (uid not in living), "ended once, or lives"
-    assert living <= {pod.uid for pod in told}, "somebody lives of whom nothing was said"
+    assert living <= {pod.uid for pod in statuses}, "somebody lives of whom nothing was said"
 
 
 def pauses(script: list[Stretch], lasts: float) -> int:

@@ -29,12 +29,12 @@ def account(tmp_path: Path) -> Path:
     ("host", "url"), [("10.0.0.1", "https://10.0.0.1:6443"), ("fd00::1", "https://[fd00::1]:6443")]
 )
 def test_the_server_is_the_one_that_the_kubelet_names(account: Path, host: str, url: str) -> None:
-    found = connect_service_account(
+    connected = connect_service_account(
         IN_POD | {"KUBERNETES_SERVICE_HOST": host}, "team", pool_size=2, account_dir=account
     )
-    assert (found.host, found.namespace, found.context) == (url, "team", None)
-    assert found.http_pool.connection_pool_kw["ca_certs"] == str(account / "ca.crt")
-    assert found.auth_headers() == {"authorization": "Bearer first"}
+    assert (connected.host, connected.namespace, connected.context) == (url, "team", None)
+    assert connected.http_pool.connection_pool_kw["ca_certs"] == str(account / "ca.crt")
+    assert connected.auth_headers() == {"authorization": "Bearer first"}
 
 
 def test_a_connection_that_is_given_up_delivers_nothing_any_more(account: Path) -> None:
@@ -60,28 +60,28 @@ def test_a_server_that_vanished_is_noticed_by_a_master_too(account: Path) -> Non
 
 def test_a_token_that_was_replaced_is_read_again(account: Path) -> None:
     now = [100.0]
-    found = connect_service_account(IN_POD, "team", pool_size=2, account_dir=account, clock=lambda: now[0])
-    found.auth_headers()
+    connected = connect_service_account(IN_POD, "team", pool_size=2, account_dir=account, clock=lambda: now[0])
+    connected.auth_headers()
     (account / "token").write_text("second")
     now[0] += TOKEN_CACHE_SECONDS - 1
-    assert found.auth_headers() == {"authorization": "Bearer first"}
+    assert connected.auth_headers() == {"authorization": "Bearer first"}
     now[0] += 1
-    assert found.auth_headers() == {"authorization": "Bearer second"}
+    assert connected.auth_headers() == {"authorization": "Bearer second"}
 
 
 def test_a_token_that_cannot_be_read_now_is_asked_for_again(account: Path) -> None:
-    found = connect_service_account(IN_POD, "team", pool_size=2, account_dir=account)
+    connected = connect_service_account(IN_POD, "team", pool_size=2, account_dir=account)
     (account / "token").rename(account / "elsewhere")
     with pytest.raises(NoResponseError, match="token"):
-        found.auth_headers()
+        connected.auth_headers()
     (account / "elsewhere").rename(account / "token")
-    assert found.auth_headers() == {"authorization": "Bearer first"}
+    assert connected.auth_headers() == {"authorization": "Bearer first"}
 
 
 def test_a_pod_without_an_account_is_told_which_it_needs(tmp_path: Path) -> None:
-    with pytest.raises(BadInputError, match="no service account") as told:
+    with pytest.raises(BadInputError, match="no service account") as caught:
         connect_service_account(IN_POD, "team", pool_size=2, account_dir=tmp_path)
-    assert "edl-job-master" in str(told.value.hint)
+    assert "edl-job-master" in str(caught.value.hint)
 
 
 def test_a_master_in_a_pod_never_imports_the_client() -> None:

@@ -60,8 +60,8 @@ def test_a_job_that_evaluates_needs_no_strategy_of_a_cluster() -> None:
     ],
 )
 def test_weights_that_pods_cannot_read_are_refused(changed: dict[str, Any], path: str, keys: tuple[str, ...]) -> None:
-    ((found, message),) = problems_of(replace(EVALUATION, **changed))
-    assert found == path
+    ((problem_path, message),) = problems_of(replace(EVALUATION, **changed))
+    assert problem_path == path
     assert not missing_keys(message, *keys)
 
 
@@ -76,8 +76,8 @@ def test_weights_to_begin_with_that_pods_cannot_read_are_refused(
     changed: dict[str, Any], keys: tuple[str, ...]
 ) -> None:
     spec = replace(MNIST, model=replace(MNIST.model, init_from="first"), volumes=(CLAIM,))
-    ((found, message),) = problems_of(replace(spec, **changed))
-    assert found == "model.init_from"
+    ((problem_path, message),) = problems_of(replace(spec, **changed))
+    assert problem_path == "model.init_from"
     assert not missing_keys(message, *keys)
 
 
@@ -285,9 +285,9 @@ pod:
 
 def test_notes_say_what_it_costs() -> None:
     assert find_spec_warnings(MNIST) == []
-    (kept,) = find_spec_warnings(replace(MNIST, volumes=(VolumeSpec("/data", host_path="/mnt/disk"),)))
-    assert "volumes[0].host_path" in kept
-    assert "uid 1000" in kept
+    (disk_warning,) = find_spec_warnings(replace(MNIST, volumes=(VolumeSpec("/data", host_path="/mnt/disk"),)))
+    assert "volumes[0].host_path" in disk_warning
+    assert "uid 1000" in disk_warning
     (lost,) = find_spec_warnings(replace(MNIST, export=ExportSpec("/tmp/model")))
     assert not missing_keys(lost, "/tmp/model", "volume")
 

@@ -73,19 +73,19 @@ def job(**desired: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def server() -> JobWatchServer:
-    found = JobWatchServer()
-    found.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": STATUS}})
-    found.put(job())
-    return found
+    watch_server = JobWatchServer()
+    watch_server.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": STATUS}})
+    watch_server.put(job())
+    return watch_server
 
 
 @pytest.fixture
 def publisher(server: JobWatchServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeStatusPublisher]:
     monkeypatch.setattr(status_publisher, "PUBLISH_PERIOD_SECONDS", 0.0)
     monkeypatch.setattr(status_publisher, "_BACKOFF", ExponentialBackoff(0.0, 0.0))
-    found = KubeStatusPublisher(server, JOB)
-    yield found
-    found.close()
+    kube_publisher = KubeStatusPublisher(server, JOB)
+    yield kube_publisher
+    kube_publisher.close()
 
 
 def once_closing(publisher: KubeStatusPublisher, then: Exception) -> Callable[[str], None]:
@@ -101,8 +101,8 @@ def once_closing(publisher: KubeStatusPublisher, then: Exception) -> Callable[[s
 
 
 def published_pages(server: JobWatchServer) -> dict[str, str]:
-    found: dict[str, str] = server.stored(CONFIGMAPS, STATUS)["data"]
-    return found
+    pages: dict[str, str] = server.stored(CONFIGMAPS, STATUS)["data"]
+    return pages
 
 
 def test_the_newest_pages_are_shown_and_old_ones_go(server: JobWatchServer, publisher: KubeStatusPublisher) -> None:
@@ -166,10 +166,10 @@ def test_there_is_one_publication_a_second(
 
     monkeypatch.setattr(KubeStatusPublisher, "_wait_before_retry", resting)
     server.before = passing
-    found = KubeStatusPublisher(server, JOB, clock=lambda: now[0])
-    found.publish({"a": "1"})
+    kube_publisher = KubeStatusPublisher(server, JOB, clock=lambda: now[0])
+    kube_publisher.publish({"a": "1"})
     assert rested.wait(30)
-    found.close()
+    kube_publisher.close()
     assert rests == [rest]
 
 
@@ -224,18 +224,18 @@ def test_wishes_arrive_once_each_also_those_that_a_watch_missed(
 ) -> None:
     wishes = publisher.watch_desired_state()
     assert next(wishes) == DesiredState()
-    found: queue.Queue[DesiredState] = queue.Queue()
-    reading = threading.Thread(target=lambda: [found.put(wish) for wish in wishes])
+    received: queue.Queue[DesiredState] = queue.Queue()
+    reading = threading.Thread(target=lambda: [received.put(wish) for wish in wishes])
     reading.start()
     stream = server.streams.get(timeout=30)
     stream.lines.put(("MODIFIED", job(max=8)))
     stream.lines.put(("MODIFIED", job(max=8)))
     stream.lines.put(("BOOKMARK", {"metadata": {"resourceVersion": "9"}}))
-    assert found.get(timeout=30) == DesiredState(max=8)
+    assert received.get(timeout=30) == DesiredState(max=8)
     server.put(job(max=8, stop=True))
     stream.lines.put(NoResponseError("it fell silent"))
-    assert found.get(timeout=30) == DesiredState(max=8, stop=True)
+    assert received.get(timeout=30) == DesiredState(max=8, stop=True)
     server.streams.get(timeout=30)
     publisher.close()
     reading.join(30)
-    assert found.empty()
+    assert received.empty()

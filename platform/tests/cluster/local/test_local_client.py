@@ -98,10 +98,10 @@ def test_watch_that_was_cut_off_lists_again_and_derives_what_it_missed(
             supervisor_protocol.pod_message(pod(4)),
         ),
     )
-    seen: list[PodStatus | WatchSynced] = []
+    watched: list[PodStatus | WatchSynced] = []
     with pytest.raises(RetryableError, match="cannot be reached"):
-        note_all(cluster, seen)
-    assert seen == [
+        note_all(cluster, watched)
+    assert watched == [
         pod(0),
         pod(1),
         pod(2),

@@ -128,7 +128,7 @@ def test_every_pod_seen_alive_is_seen_ended_once(
     yielded: list[PodStatus] = []
     for number, alive in enumerate(lists):
         listed = [pod(uid) for uid in alive - ended] + [pod(uid, ended=True) for uid in ended if remembered]
-        ended |= {seen.index for seen in yielded if seen.index not in alive}
+        ended |= {status.index for status in yielded if status.index not in alive}
         yielded += sightings.apply_list(listed)
         for when, uid in ends:
             if when == number and uid in alive - ended:
@@ -136,7 +136,7 @@ def test_every_pod_seen_alive_is_seen_ended_once(
                 yielded += sightings.apply_change(pod(uid, ended=True))
     yielded += sightings.apply_list([])
     for uid in range(6):
-        states = [seen.has_ended for seen in yielded if seen.index == uid]
+        states = [status.has_ended for status in yielded if status.index == uid]
         assert states.count(True) == (1 if states else 0)
         assert states == sorted(states)
 

@@ -56,10 +56,10 @@ def test_a_file_that_is_no_request_is_ignored_and_says_why(
     file: DesiredStateFile, tmp_path: Path, content: bytes, why: str
 ) -> None:
     (tmp_path / "desired.json").write_bytes(content)
-    found = file.read()
-    assert (found.min, found.max, found.stop) == (None, None, False)
-    assert not missing_keys(found.unreadable, str(tmp_path / "desired.json"), "ignored")
-    assert any(word in found.unreadable for word in why.split("|"))
+    desired = file.read()
+    assert (desired.min, desired.max, desired.stop) == (None, None, False)
+    assert not missing_keys(desired.unreadable, str(tmp_path / "desired.json"), "ignored")
+    assert any(word in desired.unreadable for word in why.split("|"))
     # The next request replaces it.
     assert file.update(DesiredState(max=3), BOUNDS) == DesiredState(max=3)
 
