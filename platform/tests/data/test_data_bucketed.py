@@ -53,10 +53,10 @@ def test_minibatches_have_similar_lengths_and_each_record_is_read_once(tmp_path:
 @given(st.lists(st.integers(0, RECORDS), max_size=6))
 def test_any_part_of_a_lease_has_what_the_whole_has(cuts: list[int]) -> None:
     edges = sorted({0, RECORDS, *cuts})
-    whole = read(SHARED[0], 0, RECORDS)
+    lease_rows = read(SHARED[0], 0, RECORDS)
     # a reader of its own for each part: another worker gets the rest of a lease
     parts = [read(reader_of(SHARED_PATH[0]), start, end) for start, end in pairwise(edges)]
-    assert [row for part in parts for row in part] == whole
+    assert [row for part in parts for row in part] == lease_rows
 
 
 SHARED: list[PositionReader] = []
@@ -75,14 +75,14 @@ def test_damaged_records_come_last_in_their_portion_and_are_reported_once(tmp_pa
     for number in (3, 500, 501):
         lines[number + 1] = "1"
     path.write_text("\n".join(lines) + "\n")
-    reader, corrupt, found = reader_of(path), list[CorruptRange](), list[int]()
+    reader, corrupt, numbers = reader_of(path), list[CorruptRange](), list[int]()
     for start in range(0, RECORDS, MINIBATCH):
         before = len(corrupt)
         rows = reader.read(0, start, start + MINIBATCH, corrupt.append)
         assert len(rows) + len(corrupt) - before == MINIBATCH
-        found += [int(row[0]) for row in rows]
+        numbers += [int(row[0]) for row in rows]
     assert sorted(each.start for each in corrupt) == [3, 500, 501]
-    assert Counter(found) == Counter(set(range(RECORDS)) - {3, 500, 501})
+    assert Counter(numbers) == Counter(set(range(RECORDS)) - {3, 500, 501})
 
 
 def test_positions_are_described_by_the_records_that_were_read(tmp_path: Path) -> None:
@@ -105,11 +105,15 @@ def test_lengths_are_items_of_a_list_or_bytes_of_a_text() -> None:
     columns = ColumnRecords(
         {"t": RaggedColumn(np.arange(3), np.array([0, 1, 3])), "s": np.array([b"abc", b""], object), "n": np.arange(2)}
     )
-    metadata = Metadata("parquet", ("t", "s", "n"))
-    assert record_lengths(columns, "t", metadata).tolist() == [1, 2]
-    assert record_lengths(columns, "s", metadata).tolist() == [3, 0]
+    table_metadata = Metadata("parquet", ("t", "s", "n"))
+    assert record_lengths(columns, "t", table_metadata).tolist() == [1, 2]
+    assert record_lengths(columns, "s", table_metadata).tolist() == [3, 0]
     assert record_lengths([b"abc", b"d"], "record", Metadata("text")).tolist() == [3, 1]
-    for records, name, told in ((columns, "n", metadata), (columns, "x", metadata), ([b"a"], "t", Metadata("text"))):
+    for records, name, metadata in (
+        (columns, "n", table_metadata),
+        (columns, "x", table_metadata),
+        ([b"a"], "t", Metadata("text")),
+    ):
         with pytest.raises(BadInputError) as error:
-            record_lengths(records, name, told)
+            record_lengths(records, name, metadata)
         assert error.value.where == "train.batches.bucket_by"

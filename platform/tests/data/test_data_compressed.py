@@ -63,8 +63,8 @@ def test_all_compressions_are_unpacked_and_damage_is_named(tmp_path: Path, suffi
         open_reader(write_bytes(path, COMPRESSIONS[suffix](b"a\nb")))
     assert "data.reader.cache" in (refused.value.hint or "")
     assert read_damaged(path, **options) == ([b"a", b"b"], [])
-    whole = COMPRESSIONS[suffix](bytes(range(256)) * 40)
-    for content in (whole[:-9], b"plain", whole[: len(whole) // 2] + bytes(9)):
+    compressed = COMPRESSIONS[suffix](bytes(range(256)) * 40)
+    for content in (compressed[:-9], b"plain", compressed[: len(compressed) // 2] + bytes(9)):
         path.write_bytes(content)
         with pytest.raises(BadInputError, match="cannot be unpacked after") as refused:
             open_reader(path, options)

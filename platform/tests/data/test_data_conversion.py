@@ -54,7 +54,7 @@ def rows_of(folder: Path, target: str) -> list[dict[str, Any]]:
     reader = open_reader(str(folder), {"format": target})
     records = [record for source in reader.sources() for record in reader.read(source.name, 0, source.records)]
     names = reader.metadata.column_names
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for record in records:
         row = (
             json.loads(record)
@@ -66,8 +66,8 @@ def rows_of(folder: Path, target: str) -> list[dict[str, Any]]:
             else record
         )
         town = row["town"] if isinstance(row["town"], str) else bytes(row["town"]).decode()
-        found.append({"number": int(row["number"]), "size": float(row["size"]), "town": town})
-    return found
+        rows.append({"number": int(row["number"]), "size": float(row["size"]), "town": town})
+    return rows
 
 
 def test_the_command_offers_the_formats_that_can_be_written() -> None:
@@ -129,8 +129,10 @@ def test_files_of_arrays_whose_texts_are_of_other_lengths_are_one_data_set(tmp_p
     pq.write_table(pa.table({"word": words}), tmp_path / "a.parquet")
     run([str(tmp_path / "a.parquet")], tmp_path / "out", "npz", records_per_file=1)
     reader = open_reader(tmp_path / "out")
-    found = [bytes(row["word"]).decode() for source in reader.sources() for row in reader.read(source.name, 0, 1)]
-    assert found == words
+    converted_words = [
+        bytes(row["word"]).decode() for source in reader.sources() for row in reader.read(source.name, 0, 1)
+    ]
+    assert converted_words == words
 
 
 def test_bytes_that_numpy_would_cut_are_refused(tmp_path: Path) -> None:
@@ -159,8 +161,8 @@ def test_json_lines_have_null_for_numbers_that_are_none(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [np.nan, 1.5], "pair": lists}), tmp_path / "a.parquet")
     run([str(tmp_path / "a.parquet")], tmp_path / "out", "jsonl")
     lines = (tmp_path / "out" / "data-00000.jsonl").read_text().splitlines()
-    found = [json.loads(line, parse_constant=refuse_constant) for line in lines]
-    assert found == [{"x": None, "pair": [0.5, None]}, {"x": 1.5, "pair": [1.0, 2.0]}]
+    records = [json.loads(line, parse_constant=refuse_constant) for line in lines]
+    assert records == [{"x": None, "pair": [0.5, None]}, {"x": 1.5, "pair": [1.0, 2.0]}]
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf])

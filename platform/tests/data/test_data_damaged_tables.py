@@ -40,8 +40,8 @@ def test_a_tfrecord_with_another_checksum_is_reported_alone(tmp_path: Path) -> N
     content = bytearray(path.read_bytes())
     content[20 * 4 + 13] ^= 1
     path.write_bytes(content)
-    found, corrupt = read_damaged(path)
-    assert [int(record) for record in found] == [0, 1, 2, 3, 5, 6, 7, 8]
+    records, corrupt = read_damaged(path)
+    assert [int(record) for record in records] == [0, 1, 2, 3, 5, 6, 7, 8]
     assert [(each.start, each.end, each.reason) for each in corrupt] == [(4, 5, "wrong checksum")]
     assert "record 4 cannot be read" in str(refuse(path))
 
@@ -66,8 +66,8 @@ def test_a_tfrecord_length_that_was_overwritten_allocates_nothing(tmp_path: Path
 def test_large_tfrecords_span_what_is_read_at_once(tmp_path: Path) -> None:
     sizes = [3, 5_000_000, 7, 9_000_000, 0, 11]
     path = write_tfrecord(tmp_path / "a.tfrecord", [bytes([number]) * size for number, size in enumerate(sizes)])
-    found, _ = read_damaged(path)
-    assert [(len(record), record[:1]) for record in found] == [
+    records, _ = read_damaged(path)
+    assert [(len(record), record[:1]) for record in records] == [
         (s, bytes([n])[: min(s, 1)]) for n, s in enumerate(sizes)
     ]
 
@@ -96,13 +96,13 @@ def test_a_saved_index_with_another_digit_is_made_anew(tmp_path: Path, suffix: s
     else:
         lines = [b"%d" % number for number in range(300)]
         path.write_bytes(b"".join(map(frame_record, lines)) if suffix == ".tfrecord" else b"\n".join(lines))
-    whole = read_damaged(path, index="file")
+    expected = read_damaged(path, index="file")
     saved = tmp_path / f"a{suffix}.idx"
     content = saved.read_bytes()
     for digit in [at for at in range(len(content)) if content[at : at + 1].isdigit()][-90::7]:
         changed = b"8" if content[digit : digit + 1] == b"1" else b"1"
         saved.write_bytes(content[:digit] + changed + content[digit + 1 :])
-        assert read_damaged(path, index="file") == whole
+        assert read_damaged(path, index="file") == expected
         assert saved.read_bytes() == content
 
 
@@ -117,34 +117,34 @@ def test_text_is_what_was_written(lines: list[str], has_end: bool) -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "a.txt"
         path.write_bytes(written.encode())
-        found, corrupt = read_damaged(path)
+        records, corrupt = read_damaged(path)
     expected = written.split("\n")
-    assert [record.decode() for record in found] == (expected if expected[-1] else expected[:-1])
+    assert [record.decode() for record in records] == (expected if expected[-1] else expected[:-1])
     assert corrupt == []
 
 
 def test_lines_that_are_not_utf8_or_no_json_are_reported_alone(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"a\n\xff\nb\n")
-    found, corrupt = read_damaged(tmp_path / "a.txt")
-    assert (found, [each.start for each in corrupt]) == ([b"a", b"b"], [1])
+    records, corrupt = read_damaged(tmp_path / "a.txt")
+    assert (records, [each.start for each in corrupt]) == ([b"a", b"b"], [1])
     (tmp_path / "a.jsonl").write_bytes(b'{"a": 1}\n{"a": \n[1]\n\n{"b": {}}\n')
-    found, corrupt = read_damaged(tmp_path / "a.jsonl")
-    assert [json.loads(record) for record in found] == [{"a": 1}, {"b": {}}]
+    records, corrupt = read_damaged(tmp_path / "a.jsonl")
+    assert [json.loads(record) for record in records] == [{"a": 1}, {"b": {}}]
     assert [(each.start, each.reason) for each in corrupt] == [(1, "not a JSON object"), (2, "not a JSON object")]
 
 
 def test_rows_of_parquet_without_a_value_are_reported_alone(tmp_path: Path) -> None:
     table = pa.table({"x": [1.0, None, 3.0, 4.0], "tags": [["a"], ["b"], [None, "c"], None]})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=3)
-    found, corrupt = read_damaged(tmp_path / "a.parquet")
-    assert [record["x"] for record in found] == [1.0]
+    records, corrupt = read_damaged(tmp_path / "a.parquet")
+    assert [record["x"] for record in records] == [1.0]
     assert [(each.start, each.reason) for each in corrupt] == [
         (1, "no value in column x"),
         (2, "no value in column tags"),
         (3, "no value in column tags"),
     ]
-    found, corrupt = read_damaged(tmp_path / "a.parquet", columns=["tags"])
-    assert [record["tags"].tolist() for record in found] == [[b"a"], [b"b"]]
+    records, corrupt = read_damaged(tmp_path / "a.parquet", columns=["tags"])
+    assert [record["tags"].tolist() for record in records] == [[b"a"], [b"b"]]
 
 
 NESTED = [[[1, 2], [3]], [], [[]], None, [[4, None]], [[5], [6, 7, 8]], [[9]], [[10, 11]]]
@@ -157,8 +157,8 @@ def nested_values(records: Any) -> list[Any]:
 def test_lists_of_lists_are_read_in_any_order(tmp_path: Path) -> None:
     pq.write_table(pa.table({"deep": NESTED}), tmp_path / "a.parquet", row_group_size=3)
     usable = [value for value in NESTED if value is not None and value != [[4, None]]]
-    found, corrupt = read_damaged(tmp_path / "a.parquet")
-    assert (nested_values(found), [each.start for each in corrupt]) == (usable, [3, 4])
+    records, corrupt = read_damaged(tmp_path / "a.parquet")
+    assert (nested_values(records), [each.start for each in corrupt]) == (usable, [3, 4])
     reader = open_reader(tmp_path / "a.parquet")
     assert reader.metadata.column_dtypes == {"deep": "int64"}
     shuffled, corrupt = ShuffledReader(reader, describe_order(reader, 8, seed=1)), []
@@ -175,16 +175,16 @@ def test_lists_of_vectors_and_of_matrices_keep_their_shape(tmp_path: Path) -> No
         }
     )
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=2)
-    found, _ = read_damaged(tmp_path / "a.parquet")
-    assert [record["boxes"].shape for record in found] == [(2, 2), (0, 2), (1, 2)]
-    assert [record["matrix"].tolist() for record in found] == table["matrix"].to_pylist()
+    records, _ = read_damaged(tmp_path / "a.parquet")
+    assert [record["boxes"].shape for record in records] == [(2, 2), (0, 2), (1, 2)]
+    assert [record["matrix"].tolist() for record in records] == table["matrix"].to_pylist()
 
 
 def test_a_missing_vector_leaves_the_others_of_all_row_groups_as_they_are(tmp_path: Path) -> None:
     table = pa.table({"v": pa.array([[1, 2], [3, 4], None, [5, 6]], pa.list_(pa.int64(), 2))})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=2)
-    found, corrupt = read_damaged(tmp_path / "a.parquet")
-    assert [record["v"].tolist() for record in found] == [[1, 2], [3, 4], [5, 6]]
+    records, corrupt = read_damaged(tmp_path / "a.parquet")
+    assert [record["v"].tolist() for record in records] == [[1, 2], [3, 4], [5, 6]]
     assert [each.start for each in corrupt] == [2]
 
 
@@ -193,10 +193,10 @@ def test_shuffled_rows_beside_damaged_ones_come_once(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": values}), tmp_path / "a.parquet", row_group_size=8)
     reader = open_reader(tmp_path / "a.parquet")
     shuffled, corrupt = ShuffledReader(reader, describe_order(reader, 20, seed=1)), []
-    found = [
+    numbers = [
         row["x"] for start in range(0, 60, 9) for row in shuffled.read(0, start, min(60, start + 9), corrupt.append)
     ]
-    assert sorted(found) == [value for value in values if value is not None]
+    assert sorted(numbers) == [value for value in values if value is not None]
     assert sorted(each.start for each in corrupt) == [number for number in range(60) if number % 7 == 3]
 
 
@@ -209,8 +209,8 @@ def test_a_damaged_row_group_is_reported_as_a_whole(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[offset + 400] ^= 1
     path.write_bytes(content)
-    found, corrupt = read_damaged(path)
-    assert len(found) == 600
+    records, corrupt = read_damaged(path)
+    assert len(records) == 600
     ((start, end, chunk),) = [(each.start, each.end, each.chunk) for each in corrupt]
     assert (start, end, chunk) == (300, 600, 1)
 
@@ -228,11 +228,11 @@ def test_numbers_of_rows_that_contradict_each_other_lose_no_record_silently(tmp_
         corrupt: list[CorruptRange] = []
         try:
             (source,) = damaged.sources()
-            found = damaged.read(source.name, 0, source.records, corrupt.append)
+            records = damaged.read(source.name, 0, source.records, corrupt.append)
         except BadInputError:
             refused += 1
         else:
-            assert len(found) + sum(each.records for each in corrupt) == source.records == 900
+            assert len(records) + sum(each.records for each in corrupt) == source.records == 900
     assert refused > 0
 
 
@@ -244,10 +244,10 @@ def test_a_row_group_with_fewer_rows_than_the_footer_says_is_corrupt(tmp_path: P
     footer = reader._footer(str(path))
     reader._footers[str(path)] = replace(footer, group_records=(300, 310, 300))
     corrupt: list[CorruptRange] = []
-    found = reader.read(str(path), 0, 910, corrupt.append)
+    records = reader.read(str(path), 0, 910, corrupt.append)
     assert [(each.start, each.end) for each in corrupt] == [(300, 610)]
     assert "it has 300 rows, not 310" in corrupt[0].reason
-    assert len(found) == 600
+    assert len(records) == 600
 
 
 @pytest.mark.parametrize(
@@ -300,8 +300,8 @@ def test_a_column_that_only_some_files_of_parquet_have_is_refused_unless_columns
 
 
 def test_csv_that_is_empty_or_in_utf16_is_told_apart(tmp_path: Path) -> None:
-    for content, said in ((b"", "remove the file"), ("x,y\n1,2\n".encode("utf-16"), "iconv -f utf-16")):
-        assert said in (refuse(write_bytes(tmp_path / "a.csv", content)).hint or "")
+    for content, hint in ((b"", "remove the file"), ("x,y\n1,2\n".encode("utf-16"), "iconv -f utf-16")):
+        assert hint in (refuse(write_bytes(tmp_path / "a.csv", content)).hint or "")
 
 
 def test_times_of_numpy_are_whole_numbers_in_the_unit_of_the_file(tmp_path: Path) -> None:
@@ -313,14 +313,14 @@ def test_times_of_numpy_are_whole_numbers_in_the_unit_of_the_file(tmp_path: Path
 
 def test_damaged_npz_files_are_errors_of_the_file(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros(3), y=np.zeros(3))
-    whole = (tmp_path / "a.npz").read_bytes()
-    place = whole.index(b"'descr'")
+    content = (tmp_path / "a.npz").read_bytes()
+    place = content.index(b"'descr'")
     for changed in (
-        whole[: place - 1] + b"((((((((" + whole[place + 7 :],
-        whole[:place] + bytes(9) + whole[place + 9 :],
+        content[: place - 1] + b"((((((((" + content[place + 7 :],
+        content[:place] + bytes(9) + content[place + 9 :],
     ):
         assert "cannot be read" in str(refuse(write_bytes(tmp_path / "b.npz", changed)))
-    assert "truncated" in str(refuse(write_bytes(tmp_path / "c.npz", whole[:-60])))
+    assert "truncated" in str(refuse(write_bytes(tmp_path / "c.npz", content[:-60])))
     np.savez_compressed(tmp_path / "a.npz", x=np.arange(999))
     packed = bytearray((tmp_path / "a.npz").read_bytes())
     packed[200:230] = bytes(30)
@@ -330,9 +330,9 @@ def test_damaged_npz_files_are_errors_of_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_an_npz_file_that_lost_bytes_is_damaged_and_not_read_again(tmp_path: Path, save: Callable[..., None]) -> None:
     save(tmp_path / "a.npz", x=np.arange(9999), y=np.arange(9999))
-    whole = (tmp_path / "a.npz").read_bytes()
+    content = (tmp_path / "a.npz").read_bytes()
     # zipfile looks for the directory before the beginning of the file.
-    lost = write_bytes(tmp_path / "b.npz", whole[:200] + whole[-400:])
+    lost = write_bytes(tmp_path / "b.npz", content[:200] + content[-400:])
     assert "write it again" in str(refuse(lost))
 
 
@@ -393,8 +393,8 @@ def test_a_corrupt_record_is_named_with_its_place_in_the_file(tmp_path: Path, su
     else:
         path.write_bytes(b"\xef\xbb\xbf" + b"\r\n".join([*lines[:70], bad, *lines[70:]]))
         place = path.read_bytes().index(bad)
-    found, corrupt = read_damaged(path)
-    assert (len(found), [(each.start, each.offset) for each in corrupt]) == (90, [(70, place)])
+    records, corrupt = read_damaged(path)
+    assert (len(records), [(each.start, each.offset) for each in corrupt]) == (90, [(70, place)])
     if suffix == ".jsonl":
         typed = open_reader(path, text_types={"n": "int64"})
         typed.read(str(path), 60, 80, corrupt.append)

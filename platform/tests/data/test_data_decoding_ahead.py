@@ -162,8 +162,8 @@ def test_a_group_that_is_damaged_is_reported_once_it_is_read(path: Path) -> None
     path.write_bytes(content)
     reader, corrupt = ParquetReader([path], ["f"]), list[tuple[int, int]]()
     reader.fetch_ahead([(str(path), 0), (str(path), GROUP)])
-    found = reader.read(str(path), 0, 2 * GROUP, lambda each: corrupt.append((each.start, each.end)))
-    assert len(found) == GROUP
+    records = reader.read(str(path), 0, 2 * GROUP, lambda each: corrupt.append((each.start, each.end)))
+    assert len(records) == GROUP
     assert corrupt == [(GROUP, 2 * GROUP)]
 
 

@@ -92,8 +92,8 @@ def test_damaged_tfrecords_of_several_blocks_are_reported_each_in_its_place(tmp_
         content[begins[number] + 500] ^= 1
     file.write_bytes(content)
     reader, corrupt = open_reader(file), list[CorruptRange]()
-    kept = reader.read(str(file), 0, 1000, corrupt.append)
-    assert [int(record.split(b"|")[0]) for record in kept] == [n for n in range(1000) if n not in places]
+    records = reader.read(str(file), 0, 1000, corrupt.append)
+    assert [int(record.split(b"|")[0]) for record in records] == [n for n in range(1000) if n not in places]
     assert [(each.start, each.end, each.reason) for each in corrupt] == [(n, n + 1, "wrong checksum") for n in places]
     # The block in which a record is: the one that a range of this record alone reports.
     alone = list[CorruptRange]()
@@ -106,12 +106,12 @@ def test_damaged_tfrecords_of_several_blocks_are_reported_each_in_its_place(tmp_
 @given(st.lists(st.binary(max_size=40), max_size=12), st.data())
 def test_a_changed_byte_of_tfrecord_is_noticed_wherever_it_is(records: list[bytes], data: st.DataObject) -> None:
     content = b"".join(map(frame_record, records))
-    found = TFRecordFormat().find_records(content, check=True)
-    assert (found.packed[:], found.end, found.damaged) == (records, len(content), {})
+    framed = TFRecordFormat().find_records(content, check=True)
+    assert (framed.packed[:], framed.end, framed.damaged) == (records, len(content), {})
     if not content:
         return
     at = data.draw(st.integers(0, len(content) - 1))
-    begins = list(found.packed.bounds)
+    begins = list(framed.packed.bounds)
     number = max(n for n, begin in enumerate(begins) if begin <= at)
     changed = content[:at] + bytes([content[at] ^ data.draw(st.integers(1, 255))]) + content[at + 1 :]
     if at - begins[number] < 12:
@@ -126,9 +126,11 @@ def test_a_changed_byte_of_tfrecord_is_noticed_wherever_it_is(records: list[byte
 def test_complete_tfrecords_are_found_where_the_bytes_end_within_one(records: list[bytes], less: int) -> None:
     content = b"".join(map(frame_record, records))
     content = content[: max(0, len(content) - less)]
-    found = TFRecordFormat().find_records(content, check=True)
-    assert found.packed[:] == records[: len(found.packed)]
-    assert len(content) - found.end < (16 + len(records[len(found.packed)]) if len(found.packed) < len(records) else 1)
+    framed = TFRecordFormat().find_records(content, check=True)
+    assert framed.packed[:] == records[: len(framed.packed)]
+    assert len(content) - framed.end < (
+        16 + len(records[len(framed.packed)]) if len(framed.packed) < len(records) else 1
+    )
 
 
 def test_a_tfrecord_that_is_longer_than_allowed_is_no_record() -> None:
@@ -284,9 +286,9 @@ def test_annotations_of_coco_are_parsed_once(tmp_path: Path, monkeypatch: pytest
     options: dict[str, object] = {"annotations": "a.json", "index": "file"}
     expected = open_reader(folder, options).read(str(folder), 0, 5)
     monkeypatch.setattr("edl.data.coco_reader.read_annotations", None)
-    found = open_reader(folder, options).read(str(folder), 0, 5)
-    assert [record["boxes"].tolist() for record in found] == [record["boxes"].tolist() for record in expected]
-    assert [record["path"] for record in found] == [record["path"] for record in expected]
+    records = open_reader(folder, options).read(str(folder), 0, 5)
+    assert [record["boxes"].tolist() for record in records] == [record["boxes"].tolist() for record in expected]
+    assert [record["path"] for record in records] == [record["path"] for record in expected]
 
 
 @pytest.mark.parametrize(
@@ -307,8 +309,8 @@ def test_a_saved_index_of_coco_that_cannot_be_true_is_made_anew(tmp_path: Path, 
     with np.load(saved) as arrays:
         np.savez(tmp_path / "new.npz", **{**arrays, **changed})
     (tmp_path / "new.npz").replace(saved)
-    found = open_reader(folder, options).read(str(folder), 0, 4)
-    assert [record["boxes"].tolist() for record in found] == [record["boxes"].tolist() for record in expected]
+    records = open_reader(folder, options).read(str(folder), 0, 4)
+    assert [record["boxes"].tolist() for record in records] == [record["boxes"].tolist() for record in expected]
 
 
 class TestWebDataset(ReaderContract):

@@ -40,8 +40,8 @@ def test_a_file_that_is_no_image_is_reported_alone(tmp_path: Path) -> None:
     for name in ("cat/a.png", "cat/b.png", "dog/c.jpg"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"<html>" if "b" in name else PNG)
-    found, corrupt = read_damaged(tmp_path)
-    assert [(record["path"], record["label"]) for record in found] == [(b"cat/a.png", 0), (b"dog/c.jpg", 1)]
+    records, corrupt = read_damaged(tmp_path)
+    assert [(record["path"], record["label"]) for record in records] == [(b"cat/a.png", 0), (b"dog/c.jpg", 1)]
     assert [(each.start, each.reason.split(":")[0]) for each in corrupt] == [(1, "cat/b.png")]
 
 
@@ -61,20 +61,20 @@ def encode_image(suffix: str) -> bytes:
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".bmp", ".gif", ".webp"])
 def test_a_truncated_image_is_corrupt_and_named(tmp_path: Path, suffix: str) -> None:
     (tmp_path / "cat").mkdir()
-    whole = encode_image(suffix)
-    for name, content in (("a", whole), ("b", whole[:-8]), ("c", whole[: len(whole) // 2])):
+    image = encode_image(suffix)
+    for name, content in (("a", image), ("b", image[:-8]), ("c", image[: len(image) // 2])):
         (tmp_path / "cat" / f"{name}{suffix}").write_bytes(content)
-    found, corrupt = read_damaged(tmp_path)
-    assert [record["path"] for record in found] == [f"cat/a{suffix}".encode()]
+    records, corrupt = read_damaged(tmp_path)
+    assert [record["path"] for record in records] == [f"cat/a{suffix}".encode()]
     assert [each.reason for each in corrupt] == [f"cat/{name}{suffix}: the image is truncated" for name in "bc"]
 
 
 def test_a_jpeg_that_is_cut_off_after_its_thumbnail_is_truncated() -> None:
     jpeg = encode_image(".jpg")
     thumbnail = b"\xff\xe1" + struct.pack(">H", len(jpeg) + 2) + jpeg
-    whole = jpeg[:2] + thumbnail + jpeg[2:] + b"bytes behind the end"
-    assert find_image_fault(whole) is None
-    assert [find_image_fault(whole[:size]) for size in (3, 50, len(thumbnail) + 10, len(whole) - 30)] == [
+    image = jpeg[:2] + thumbnail + jpeg[2:] + b"bytes behind the end"
+    assert find_image_fault(image) is None
+    assert [find_image_fault(image[:size]) for size in (3, 50, len(thumbnail) + 10, len(image) - 30)] == [
         "the image is truncated"
     ] * 4
 
@@ -130,8 +130,8 @@ def test_images_that_coco_lists_and_that_cannot_be_used_are_reported_alone(tmp_p
     write_coco(tmp_path / "a", range(5), tmp_path / "a" / "_annotations.coco.json", annotations=annotations)
     (tmp_path / "a/deep/0.png").unlink()
     (tmp_path / "a/deep/1.png").write_bytes(b"<html>")
-    found, corrupt = read_damaged(tmp_path / "a")
-    assert [record["path"] for record in found] == [b"deep/4.png"]
+    records, corrupt = read_damaged(tmp_path / "a")
+    assert [record["path"] for record in records] == [b"deep/4.png"]
     assert [each.start for each in corrupt] == [0, 1, 2, 3]
     reasons = [each.reason.split(": ", 1)[1] for each in corrupt]
     assert reasons[0] == "No such file or directory"
@@ -205,8 +205,8 @@ def test_packed_run_lengths_are_those_of_pycocotools(runs: list[int], text: str)
 )
 def test_a_mask_that_is_none_makes_its_image_corrupt(tmp_path: Path, segmentation: object, said: str) -> None:
     folder = write_masks(tmp_path / "a", [None, None, segmentation])
-    found, corrupt = read_damaged(folder, annotations="a.json", masks=True)
-    assert ([each.start for each in corrupt], len(found)) == ([1], 4)
+    records, corrupt = read_damaged(folder, annotations="a.json", masks=True)
+    assert ([each.start for each in corrupt], len(records)) == ([1], 4)
     assert "the segmentation of annotation 0 of a.json " in corrupt[0].reason
     assert said in corrupt[0].reason
     assert len(read_damaged(folder, annotations="a.json")[0]) == 5, "who asks for no masks needs none"
@@ -256,20 +256,20 @@ def test_validation_images_of_coco_have_the_labels_of_training(tmp_path: Path) -
 def test_samples_without_a_member_are_reported_alone(tmp_path: Path) -> None:
     names = ["a.jpg", "a.cls", "b.cls", "c.jpg", "c.cls", "c.cls", "d.cls", "d.jpg"]
     path = write_tar(tmp_path / "a.tar", [(name, name.encode()) for name in names])
-    found, corrupt = read_damaged(path)
-    assert [record["jpg"] for record in found] == [b"a.jpg", b"d.jpg"]
+    records, corrupt = read_damaged(path)
+    assert [record["jpg"] for record in records] == [b"a.jpg", b"d.jpg"]
     assert [(each.start, each.offset, each.reason) for each in corrupt] == [
         (1, 5 * 512, "sample b has no member .jpg"),
         (2, 7 * 512, "sample c has several members of one extension"),
     ]
-    found, corrupt = read_damaged(path, columns=["cls"])
-    assert ([record["cls"] for record in found], len(corrupt)) == ([b"a.cls", b"b.cls", b"d.cls"], 1)
+    records, corrupt = read_damaged(path, columns=["cls"])
+    assert ([record["cls"] for record in records], len(corrupt)) == ([b"a.cls", b"b.cls", b"d.cls"], 1)
     assert "extension png" in str(refuse(path, columns=["png"]))
 
 
 def test_a_tar_file_is_known_by_its_first_bytes(tmp_path: Path) -> None:
-    found, _ = read_damaged(write_tar(tmp_path / "shard-000", [("a.cls", b"1")]))
-    assert found == [{"__key__": b"a", "cls": b"1"}]
+    records, _ = read_damaged(write_tar(tmp_path / "shard-000", [("a.cls", b"1")]))
+    assert records == [{"__key__": b"a", "cls": b"1"}]
 
 
 @pytest.mark.parametrize("cut", [100, 700, 1024, 1300, 2048])
@@ -314,8 +314,8 @@ def test_tar_members_are_what_was_written(samples: list[tuple[str, bytes]]) -> N
     with TemporaryDirectory() as folder:
         written = [(f"{key}{number}", content) for number, (key, content) in enumerate(samples)]
         path = write_tar(Path(folder) / "a.tar", [(f"{key}.bin", content) for key, content in written])
-        found, corrupt = read_damaged(path)
-    assert [(record["__key__"].decode(), record["bin"]) for record in found] == written
+        records, corrupt = read_damaged(path)
+    assert [(record["__key__"].decode(), record["bin"]) for record in records] == written
     assert corrupt == []
 
 
@@ -340,8 +340,8 @@ def test_a_record_batch_with_impossible_values_is_reported_as_a_whole(tmp_path: 
     at = content.index("ä".encode() * 300, content.index("ä".encode() * 300) + 600)
     content[at] = 0xFF
     path.write_bytes(content)
-    found, corrupt = read_damaged(path)
-    assert len(found) == 600
+    records, corrupt = read_damaged(path)
+    assert len(records) == 600
     ((start, end, chunk),) = [(each.start, each.end, each.chunk) for each in corrupt]
     assert (start, end, chunk) == (300, 600, 1)
     assert 0 < corrupt[0].offset < at
@@ -349,8 +349,8 @@ def test_a_record_batch_with_impossible_values_is_reported_as_a_whole(tmp_path: 
 
 def test_rows_of_arrow_without_an_image_are_reported_alone(tmp_path: Path) -> None:
     images = [{"bytes": b"1", "path": "a"}, None, {"bytes": None, "path": "b"}]
-    found, corrupt = read_damaged(save_arrow(tmp_path / "a.arrow", pa.table({"image": images})))
-    assert ([record["image"] for record in found], [each.start for each in corrupt]) == ([b"1"], [1, 2])
+    records, corrupt = read_damaged(save_arrow(tmp_path / "a.arrow", pa.table({"image": images})))
+    assert ([record["image"] for record in records], [each.start for each in corrupt]) == ([b"1"], [1, 2])
 
 
 def test_columns_of_arrow_in_the_form_of_a_dictionary_are_refused(tmp_path: Path) -> None:
@@ -371,9 +371,12 @@ def test_folders_of_hugging_face_have_class_names_and_their_own_order(tmp_path: 
     with pytest.raises(BadInputError, match="several data sets") as refused:
         open_reader(tmp_path / "sets")
     assert refused.value.hint == "name one of its directories: train"
-    for files, said in (([{"filename": "../x"}], "outside of the folder"), ([{"filename": "x"}], "file x is missing")):
+    for files, message in (
+        ([{"filename": "../x"}], "outside of the folder"),
+        ([{"filename": "x"}], "file x is missing"),
+    ):
         state.write_text(json.dumps({"_data_files": files}))
-        with pytest.raises(BadInputError, match=said):
+        with pytest.raises(BadInputError, match=message):
             open_reader(folder)
 
 

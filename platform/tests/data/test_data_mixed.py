@@ -34,10 +34,10 @@ def write_csv(path: Path, rows: range, header: str = "number,user") -> str:
 def numbers_of(reader: Reader, *, size: int, window: int = 64, epoch: int = 0) -> list[int]:
     order = describe_order(reader, window, seed=3)
     records = read_by_position(reader, order)
-    found: list[int] = []
+    numbers: list[int] = []
     for start in range(0, order.records, size):
-        found += [int(row[0]) for row in records.read(epoch, start, min(order.records, start + size))]
-    return found
+        numbers += [int(row[0]) for row in records.read(epoch, start, min(order.records, start + size))]
+    return numbers
 
 
 @pytest.fixture
@@ -47,20 +47,20 @@ def two(tmp_path: Path) -> tuple[str, str]:
 
 def test_weights_set_the_order_and_every_record_is_read_once(two: tuple[str, str]) -> None:
     reader = open_job_data(DataSpec(training=two, weights=(1, 4)), "training")
-    found = numbers_of(reader, size=37)
-    assert Counter(found) == Counter(range(1000))
-    assert sum(number >= 600 for number in found[:500]) == 400
+    numbers = numbers_of(reader, size=37)
+    assert Counter(numbers) == Counter(range(1000))
+    assert sum(number >= 600 for number in numbers[:500]) == 400
 
 
 def test_what_a_minibatch_has_depends_on_the_lease_only(two: tuple[str, str]) -> None:
     data = DataSpec(training=two, weights=(3, 2))
-    whole = numbers_of(open_job_data(data, "training"), size=1000)
-    assert numbers_of(open_job_data(data, "training"), size=13) == whole
+    numbers = numbers_of(open_job_data(data, "training"), size=1000)
+    assert numbers_of(open_job_data(data, "training"), size=13) == numbers
     other = open_job_data(data, "training")
     alone = read_by_position(other, describe_order(other, 64, seed=3))
     assert isinstance(alone, WeightedReader)
-    assert [int(row[0]) for row in alone.read(0, 700, 713)] == whole[700:713]
-    assert numbers_of(other, size=50, epoch=1) != whole
+    assert [int(row[0]) for row in alone.read(0, 700, 713)] == numbers[700:713]
+    assert numbers_of(other, size=50, epoch=1) != numbers
 
 
 def test_a_repeated_source_has_each_record_so_often(two: tuple[str, str]) -> None:
@@ -139,18 +139,18 @@ def both(data: DataSpec) -> tuple[Reader, Reader]:
 
 
 def users_of(reader: Reader) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
+    users: dict[str, list[int]] = {}
     for source in reader.sources():
         for row in reader.read(source.name, 0, source.records):
-            found.setdefault(row[1], []).append(int(row[0]))
-    return found
+            users.setdefault(row[1], []).append(int(row[0]))
+    return users
 
 
 def test_a_split_puts_all_records_of_a_key_into_one_set(two: tuple[str, str]) -> None:
     data = DataSpec(training=two, validation=two, split=SplitSpec("user", 0.3))
     training, validation = (users_of(reader) for reader in both(data))
     assert not set(training) & set(validation)
-    assert sorted(number for users in (training, validation) for found in users.values() for number in found) == [
+    assert sorted(number for users in (training, validation) for numbers in users.values() for number in numbers) == [
         *range(1000)
     ]
     assert 5 <= len(validation) <= 25
@@ -209,7 +209,7 @@ def test_a_split_set_is_shuffled_with_weights_and_repeats(two: tuple[str, str]) 
     data = DataSpec(training=two, validation=two, split=SplitSpec("user", 0.3), repeat=(2, 1), weights=(1, 2))
     training, _ = both(data)
     once = users_of(open_job_data(DataSpec(training=two, validation=two, split=data.split), "training"))
-    expected = Counter(number for found in once.values() for number in found for _ in range(1 + (number < 600)))
+    expected = Counter(number for numbers in once.values() for number in numbers for _ in range(1 + (number < 600)))
     assert Counter(numbers_of(training, size=31)) == expected
 
 
@@ -241,13 +241,13 @@ def test_damaged_rows_are_in_the_training_set_with_their_place_in_the_file(tmp_p
     Path(path).write_text("\n".join(lines) + "\n")
     data = DataSpec(training=(path,), validation=(path,), split=SplitSpec("user", 0.4))
     training, validation = both(data)
-    found: list[CorruptRange] = []
+    corrupt: list[CorruptRange] = []
     rows: list[Any] = []
     for reader in (training, validation):
         (source,) = reader.sources()
-        rows += reader.read(source.name, 0, source.records, found.append)
+        rows += reader.read(source.name, 0, source.records, corrupt.append)
     assert sorted(int(row[0]) for row in rows) == [number for number in range(20) if number != 7]
-    assert [(each.records, "record 7 of the file" in each.reason) for each in found] == [(1, True)]
+    assert [(each.records, "record 7 of the file" in each.reason) for each in corrupt] == [(1, True)]
 
 
 @pytest.mark.parametrize("kind", ["column", "bytes", "list"])

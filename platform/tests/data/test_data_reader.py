@@ -162,8 +162,8 @@ def test_threads_may_share_a_reader(tmp_path: Path) -> None:
     reader = open_reader(path)
     ranges = [(start * 7 % 490, start * 7 % 490 + 10) for start in range(200)]
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda span: reader.read(path, *span), ranges))
-    assert found == [[b"%08d" % number for number in range(*span)] for span in ranges]
+        records = list(pool.map(lambda span: reader.read(path, *span), ranges))
+    assert records == [[b"%08d" % number for number in range(*span)] for span in ranges]
 
 
 def test_counting_and_reading_load_neither_numpy_nor_tensorflow(tmp_path: Path) -> None:

@@ -102,11 +102,11 @@ def test_memory_of_a_chunk_is_used_again_when_nobody_holds_it() -> None:
 
 
 def test_memory_of_a_chunk_that_somebody_holds_keeps_its_content() -> None:
-    memory, held = ChunkMemory(), []
+    memory, chunks = ChunkMemory(), []
     for number, size in enumerate((3000, 3000, 2000, 0, 5000, 1)):
         content = bytes([number]) * size
-        held.append((memory.read(io.BytesIO(content + b"rest"), size), content))
-    assert all(found == content for found, content in held)
+        chunks.append((memory.read(io.BytesIO(content + b"rest"), size), content))
+    assert all(chunk == content for chunk, content in chunks)
 
 
 @pytest.mark.parametrize("rest", [0, 1, 999])

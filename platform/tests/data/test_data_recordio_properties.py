@@ -70,10 +70,10 @@ def test_a_flipped_payload_bit_costs_its_chunk_and_is_counted(
         start = data.draw(st.integers(0, len(records)))
         end = data.draw(st.integers(start, len(records)))
         reported: list[CorruptRange] = []
-        found = open_reader(path).read(str(path), start, end, reported.append)
+        records_read = open_reader(path).read(str(path), start, end, reported.append)
         bad = {index for corrupt in reported for index in range(corrupt.start, corrupt.end)}
         assert bad == set(range(index.first_records[number], index.first_records[number + 1])) & set(range(start, end))
-        assert found == [records[position] for position in range(start, end) if position not in bad]
+        assert records_read == [records[position] for position in range(start, end) if position not in bad]
 
 
 @given(st.lists(st.binary(max_size=50), min_size=1, max_size=30), compressions, st.data())
@@ -81,19 +81,19 @@ def test_any_damage_is_an_error_and_never_other_records(
     records: list[bytes], compression: Compression, data: st.DataObject
 ) -> None:
     with a_file(records, compression, 100) as path:
-        whole = path.read_bytes()
+        content = path.read_bytes()
         if data.draw(st.booleans()):
-            path.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))])
+            path.write_bytes(content[: data.draw(st.integers(0, len(content) - 1))])
         else:
-            flip(path, data.draw(st.integers(0, len(whole) - 1)))
+            flip(path, data.draw(st.integers(0, len(content) - 1)))
         file = RecordFile(path)
         try:
-            found = file.read()
+            records_read = file.read()
         except EdlError:
             return
         # A file cut between two chunks is a legal, shorter file.
-        assert found == records[: len(found)]
-        assert path.stat().st_size < len(whole)
+        assert records_read == records[: len(records_read)]
+        assert path.stat().st_size < len(content)
 
 
 def flip(path: Path, position: int) -> None:

@@ -220,9 +220,9 @@ def test_images_of_a_bucket_have_the_classes_of_their_folders(s3: S3Bucket) -> N
     for name in ("i/cat/1.png", "i/dog/2.png", "i/dog/.3.png", "i/notes.txt"):
         s3.put(name, PNG + name.encode())
     reader = open_reader(s3.url("i"), {"format": "images"})
-    found = reader.read(s3.url("i"), 0, 2)
-    assert [(record["label"], record["path"]) for record in found] == [(0, b"cat/1.png"), (1, b"dog/2.png")]
-    assert found[1]["image"] == PNG + b"i/dog/2.png"
+    records = reader.read(s3.url("i"), 0, 2)
+    assert [(record["label"], record["path"]) for record in records] == [(0, b"cat/1.png"), (1, b"dog/2.png")]
+    assert records[1]["image"] == PNG + b"i/dog/2.png"
     s3.delete("i/cat/1.png")
     with pytest.raises(BadInputError, match="no such object") as refused:
         reader.read(s3.url("i"), 0, 2)
@@ -317,8 +317,8 @@ def test_the_cache_removes_the_blocks_that_were_used_longest_ago(
     options = {"cache": str(tmp_path / "cache"), "cache_gib": limit / (1 << 30)}
     for name in ("a.txt", "b.txt"):
         open_reader(f"{address}/{name}", options).sources()
-        held = sum(path.stat().st_size for path in (tmp_path / "cache").glob("*/*"))
-        assert held <= limit
+        cached_bytes = sum(path.stat().st_size for path in (tmp_path / "cache").glob("*/*"))
+        assert cached_bytes <= limit
     assert len(list((tmp_path / "cache").glob("*/*.block"))) >= 6
 
 
@@ -330,8 +330,8 @@ def test_unpacked_files_come_before_blocks_in_the_cache(served: tuple[str, Serve
     (server.folder / "b.txt.gz").write_bytes(gzip.compress(b"x" * 99 + b"\n" + bytes(3 << 20)))
     reader = open_reader(f"{address}/b.txt.gz", options)
     assert reader.read(reader.sources()[0].name, 0, 1) == [b"x" * 99]
-    held = sum(path.stat().st_size for path in (tmp_path / "cache").glob("*/*"))
-    assert held <= 4 << 20
+    cached_bytes = sum(path.stat().st_size for path in (tmp_path / "cache").glob("*/*"))
+    assert cached_bytes <= 4 << 20
 
 
 def test_a_damaged_block_in_the_cache_is_fetched_again(served: tuple[str, ServerBehaviour], tmp_path: Path) -> None:
@@ -341,8 +341,8 @@ def test_a_damaged_block_in_the_cache_is_fetched_again(served: tuple[str, Server
     open_reader(f"{address}/a.txt", options).sources()
     (block,) = (tmp_path / "cache").glob("*/*.block")
     block.write_bytes(block.read_bytes()[:-1] + b"!")
-    found = open_reader(f"{address}/a.txt", options).read(f"{address}/a.txt", 0, lines)
-    assert found[-1] == b"%062d|" % (lines - 1)
+    records = open_reader(f"{address}/a.txt", options).read(f"{address}/a.txt", 0, lines)
+    assert records[-1] == b"%062d|" % (lines - 1)
 
 
 def test_a_cache_that_cannot_be_written_does_not_end_the_job(
@@ -415,8 +415,8 @@ def test_an_answer_with_other_bytes_than_asked_for_is_asked_for_again(
     reader = open_reader(f"{address}/a.txt")
     server.faults += [fault] * 3
     assert reader.sources()[0].records == lines
-    whole = (server.folder / "a.txt").read_bytes().splitlines()
-    assert list(reader.read(f"{address}/a.txt", 0, lines)) == whole
+    expected = (server.folder / "a.txt").read_bytes().splitlines()
+    assert list(reader.read(f"{address}/a.txt", 0, lines)) == expected
 
 
 @pytest.mark.parametrize(
@@ -451,10 +451,10 @@ def test_tries_wait_longer_each_time_and_use_no_random_number_of_the_model(
 
 @pytest.mark.parametrize(("address", "tries"), [("gs://bucket/a.txt", 1), ("s3://bucket/a.txt", 4)])
 def test_requests_that_their_library_tries_again_are_not_tried_again_by_edl(address: str, tries: int) -> None:
-    asked = []
+    calls = []
     with pytest.raises(RetryableError, match="no route"):
-        remote_files._call(address, lambda: asked.append(1) or (_ for _ in ()).throw(ConnectionError("no route")))
-    assert len(asked) == tries
+        remote_files._call(address, lambda: calls.append(1) or (_ for _ in ()).throw(ConnectionError("no route")))
+    assert len(calls) == tries
 
 
 @pytest.mark.repetition

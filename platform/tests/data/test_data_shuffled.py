@@ -41,12 +41,12 @@ class BlockReader:
     metadata = Metadata("memory")
 
     def __init__(self, blocks: Sequence[Sequence[int]], lacks: int = 0) -> None:
-        self._sizes = {f"s{at}": list(found) for at, found in enumerate(blocks)}
+        self._sizes = {f"s{at}": list(block_sizes) for at, block_sizes in enumerate(blocks)}
         self._lacks = lacks
         self.reads: list[tuple[str, int, int]] = []
 
     def sources(self) -> list[Source]:
-        return [Source(name, sum(found)) for name, found in self._sizes.items()]
+        return [Source(name, sum(block_sizes)) for name, block_sizes in self._sizes.items()]
 
     def blocks(self, source: str) -> BlockSizes:
         return BlockSizes(self._sizes[source], 100)
@@ -90,9 +90,9 @@ def test_what_is_read_is_what_the_order_names(
 ) -> None:
     read = shuffled(PackedReader(blocks, every), window, seed)
     order, total = read.order.epoch_order(epoch), read.order.records
-    found = [record for at in range(0, total, step) for record in read.read(epoch, at, min(at + step, total))]
+    records = [record for at in range(0, total, step) for record in read.read(epoch, at, min(at + step, total))]
     places = [order.locate_record(position) for position in range(total)]
-    assert found == [f"{place.source}:{place.record}".encode() for place in places]
+    assert records == [f"{place.source}:{place.record}".encode() for place in places]
 
 
 @given(sizes, st.integers(1, 200))
@@ -107,11 +107,11 @@ def test_any_worker_reads_the_same_for_a_lease_whatever_it_read_before(blocks: l
 def test_a_block_is_read_once_for_a_window_and_no_more_than_a_window_is_held() -> None:
     reader = BlockReader([[10] * 30, [10] * 10])
     read = shuffled(reader, 95)
-    held = []
+    block_counts = []
     for at in range(0, 400, 8):
         read.read(0, at, at + 8)
-        held.append(len(read._cached_blocks))
-    assert max(held) <= -(-95 // 10) + 1
+        block_counts.append(len(read._cached_blocks))
+    assert max(block_counts) <= -(-95 // 10) + 1
     # The block at each border of two windows is kept for the second one.
     assert Counter(reader.reads) == Counter(
         {(s, at, at + 10): 1 for s, n in (("s0", 300), ("s1", 100)) for at in range(0, n, 10)}
@@ -215,8 +215,8 @@ def test_each_damaged_record_is_reported_once_and_by_its_own_number(
     path = recordio(tmp_path_factory.mktemp("damaged") / "a.recordio", 5)
     reader = damaged(path, 2)
     read, reported = ShuffledReader(reader, describe_order(reader, window, 1)), list[CorruptRange]()
-    found = [r for at in range(0, 25, step) for r in read.read(epoch, at, min(at + step, 25), reported.append)]
-    assert sorted(int(record[2:]) for record in found) == [*range(10), *range(15, 25)]
+    records = [r for at in range(0, 25, step) for r in read.read(epoch, at, min(at + step, 25), reported.append)]
+    assert sorted(int(record[2:]) for record in records) == [*range(10), *range(15, 25)]
     assert sorted(corrupt.start for corrupt in reported) == [10, 11, 12, 13, 14]
     assert {(c.source, c.chunk, c.whole, c.records) for c in reported} == {(str(path), 2, (10, 15), 1)}
 
@@ -258,9 +258,9 @@ def test_records_in_arrays_are_the_same_whether_a_window_is_joined_or_not(
         parts = [read.read(epoch, start, min(start + 64, 3000)) for start in range(0, 3000, 64)]
         order = read.order.epoch_order(epoch)
         places = [order.locate_record(position) for position in range(3000)]
-        found = [record for part in parts for record in part]
-        assert [int(record["number"]) for record in found] == [
+        records = [record for part in parts for record in part]
+        assert [int(record["number"]) for record in records] == [
             2 * place.record + int(Path(place.source).stem) for place in places
         ]
-        assert all((record["wide"] == record["number"]).all() for record in found)
+        assert all((record["wide"] == record["number"]).all() for record in records)
     assert (read._joined is not None) == (joined_bytes > 0)

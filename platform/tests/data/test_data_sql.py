@@ -186,7 +186,7 @@ def people(tmp_path: Path) -> str:
 
 
 def test_columns_have_the_types_of_the_table(people: str) -> None:
-    reader, found = read_all(people, table="people")
+    reader, records = read_all(people, table="people")
     assert reader.metadata.column_dtypes == {
         "id": "int64",
         "age": "int64",
@@ -196,7 +196,7 @@ def test_columns_have_the_types_of_the_table(people: str) -> None:
         "ok": "bool",
         "photo": "string",
     }
-    assert found[3] == {
+    assert records[3] == {
         "id": 3,
         "age": 3,
         "size": 1.5,
@@ -205,7 +205,7 @@ def test_columns_have_the_types_of_the_table(people: str) -> None:
         "ok": True,
         "photo": b"\0\1",
     }
-    assert found.columns["born"].dtype == np.int64
+    assert records.columns["born"].dtype == np.int64
 
 
 def test_postgresql_has_numbers_times_and_bytes_as_parquet_has_them(server: PostgresServer) -> None:
@@ -217,11 +217,11 @@ def test_postgresql_has_numbers_times_and_bytes_as_parquet_has_them(server: Post
         "FROM generate_series(0, 49) AS n",
     )
     try:
-        reader, found = read_all(server.address, table="shop.t")
+        reader, records = read_all(server.address, table="shop.t")
     finally:
         server.connect("DROP SCHEMA shop CASCADE")
     assert list(reader.metadata.column_dtypes.values()) == ["string", "float64", "int64", "int64", "bool", "string"]
-    assert found[2] == {
+    assert records[2] == {
         "id": b"00000000-0000-0000-0000-000000000002",
         "price": 0.5,
         "at": 2_000_000,
@@ -234,10 +234,10 @@ def test_postgresql_has_numbers_times_and_bytes_as_parquet_has_them(server: Post
 def test_a_query_may_have_comments_colons_and_another_dialects_casts(server: PostgresServer) -> None:
     server.connect("CREATE TABLE t AS SELECT n AS id FROM generate_series(0, 9) AS n")
     query = "WITH x AS (SELECT id, ':id;' AS text, '50%' AS share, id::text AS name FROM t) SELECT * FROM x; -- end"
-    _, found = read_all(server.address, query=query.replace("; -- end", " -- ; )"))
-    assert found[9] == {"id": 9, "text": b":id;", "share": b"50%", "name": b"9"}
-    _, found = read_all(server.address, query="SELECT id FROM t;\n")
-    assert len(found) == 10
+    _, records = read_all(server.address, query=query.replace("; -- end", " -- ; )"))
+    assert records[9] == {"id": 9, "text": b":id;", "share": b"50%", "name": b"9"}
+    _, records = read_all(server.address, query="SELECT id FROM t;\n")
+    assert len(records) == 10
 
 
 def test_a_row_without_a_value_is_corrupt_and_named_by_its_key(people: str, tmp_path: Path) -> None:
@@ -246,8 +246,8 @@ def test_a_row_without_a_value_is_corrupt_and_named_by_its_key(people: str, tmp_
     corrupt: list[CorruptRange] = []
     # The type of photo is taken from more than its first value.
     assert "values of the type bytes and str" in str(refuse(people, table="people"))
-    _, found = read_all(people, corrupt.append, table="people", columns=["town"])
-    assert len(found) == 19
+    _, records = read_all(people, corrupt.append, table="people", columns=["town"])
+    assert len(records) == 19
     assert [(each.start, each.end, each.reason) for each in corrupt] == [(4, 5, "no value in column town (id = 4)")]
     with pytest.raises(BadInputError, match=r"record 4 cannot be read: no value in column town \(id = 4\)"):
         read_all(people, table="people", columns=["town"])
@@ -257,8 +257,8 @@ def test_a_value_of_another_type_after_the_first_rows_is_corrupt(tmp_path: Path)
     rows = [(number, number if number != 150 else "x") for number in range(200)]
     address = write_sqlite(tmp_path / "a.db", "CREATE TABLE t (id, v)", "INSERT INTO t VALUES (?, ?)", rows)
     corrupt: list[CorruptRange] = []
-    _, found = read_all(address, corrupt.append, table="t")
-    assert (len(found), corrupt[0].reason) == (199, "column v has a str, and others int (id = 150)")
+    _, records = read_all(address, corrupt.append, table="t")
+    assert (len(records), corrupt[0].reason) == (199, "column v has a str, and others int (id = 150)")
 
 
 @pytest.mark.parametrize(
@@ -277,8 +277,8 @@ def test_a_key_that_does_not_order_the_rows_is_refused(tmp_path: Path, rows: lis
 def test_a_key_may_be_text(tmp_path: Path) -> None:
     rows = [(f"k{number}", number) for number in range(100)]
     address = write_sqlite(tmp_path / "a.db", "CREATE TABLE t (id, v)", "INSERT INTO t VALUES (?, ?)", rows)
-    _, found = read_all(address, table="t")
-    assert [record["id"].decode() for record in found] == sorted(key for key, _ in rows)
+    _, records = read_all(address, table="t")
+    assert [record["id"].decode() for record in records] == sorted(key for key, _ in rows)
 
 
 def test_what_is_not_there_is_named(people: str, tmp_path: Path) -> None:
@@ -333,17 +333,17 @@ def test_options_are_checked_without_the_database() -> None:
     address = "postgresql://nowhere.example/shop"
     check_reader_options([address], {"table": "orders", "key": "id"})
     check_reader_options([f"{address}#orders", "env://SHOP#orders"], {"format": "sql", "key": "id"})
-    for options, said in (
+    for options, message in (
         ({"table": "orders"}, "is missing"),
         ({"key": "id"}, "no table is named"),
         ({"key": "id", "table": "a", "query": "SELECT 1"}, "there is a query, too"),
         ({"key": "id", "tabel": "a"}, "unknown option 'tabel'"),
         ({"key": "id", "table": "a", "format": "csv"}, "has not the format csv"),
     ):
-        with pytest.raises(BadInputError, match=said):
+        with pytest.raises(BadInputError, match=message):
             check_reader_options([address], options)
-    for paths, said in (([address, "a.csv"], "is not the address"), ([address, address], "listed twice")):
-        with pytest.raises(BadInputError, match=said):
+    for paths, message in (([address, "a.csv"], "is not the address"), ([address, address], "listed twice")):
+        with pytest.raises(BadInputError, match=message):
             check_reader_options(paths, {"key": "id", "table": "a"})
 
 
@@ -374,8 +374,8 @@ def test_credentials_come_from_the_environment_and_are_in_no_message(
     assert "env://SHOP" in str(refuse("env://SHOP", table="t"))
     place = server.address.partition("://")[2]
     monkeypatch.setenv("SHOP", f"postgresql://{USER}:se%2Fcr%23et%401@{place}")
-    reader, found = read_all("env://SHOP#t")
-    assert len(found) == 10
+    reader, records = read_all("env://SHOP#t")
+    assert len(records) == 10
     assert reader.sources()[0].name.startswith("env://SHOP#t@")
     monkeypatch.setenv("SHOP", f"postgresql://{USER}:hunter2@{place}x")
     assert "hunter2" not in str(refuse("env://SHOP#t"))

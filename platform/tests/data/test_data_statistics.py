@@ -275,8 +275,8 @@ def test_ranges_of_csv_without_a_header_have_chosen_columns(tmp_path: Path) -> N
     (tmp_path / "a.csv").write_text("1;a\n2;b\n")
     options = {"header": False, "sep": ";", "columns": ["n", "t"]}
     table = TableRanges(tmp_path / "a.csv", options)
-    found = table.scan(str(tmp_path / "a.csv"), 0, 2).to_json(10)
-    assert found == scan_table(tmp_path / "a.csv", options, 1).to_json(10)
+    statistics = table.scan(str(tmp_path / "a.csv"), 0, 2).to_json(10)
+    assert statistics == scan_table(tmp_path / "a.csv", options, 1).to_json(10)
     (tmp_path / "b.csv").write_text("n,t\n1,a\n")
     table = TableRanges(tmp_path / "b.csv", {"columns": ["t"]})
     assert [*table.scan(str(tmp_path / "b.csv"), 0, 1).columns] == ["t"]
@@ -375,9 +375,9 @@ def test_a_line_that_no_worker_has_sampled_and_that_does_not_fit_is_named(
 @pytest.mark.parametrize("at", [2, 55])
 def test_of_a_line_that_does_not_fit_other_columns_can_be_chosen(rows_behind_samples: Any, odd: str, at: int) -> None:
     folder, source = rows_behind_samples(odd, at)
-    found = TableRanges(folder, {"columns": ["t"]}).scan(source, 0, 100)
-    assert columns_of(found)["t"]["count"] == 100
-    assert [*found.columns] == ["t"]
+    statistics = TableRanges(folder, {"columns": ["t"]}).scan(source, 0, 100)
+    assert columns_of(statistics)["t"]["count"] == 100
+    assert [*statistics.columns] == ["t"]
 
 
 def test_sampled_lines_of_different_types_are_named_with_their_file(rows_behind_samples: Any) -> None:
@@ -507,8 +507,8 @@ def test_of_a_line_that_one_process_cannot_read_other_columns_can_be_chosen(
 ) -> None:
     monkeypatch.setattr(table_scan, "_BLOCK_BYTES", 256)
     write_lines(tmp_path / "a.jsonl", *['{"n": 10, "t": "a"}'] * at, odd, *['{"n": 10, "t": "a"}'] * 44)
-    found = columns_of(scan_table(tmp_path / "a.jsonl", {"columns": ["t"]}, 1))
-    assert (found["t"]["count"], [*found]) == (at + 45, ["t"])
+    columns = columns_of(scan_table(tmp_path / "a.jsonl", {"columns": ["t"]}, 1))
+    assert (columns["t"]["count"], [*columns]) == (at + 45, ["t"])
 
 
 @pytest.mark.parametrize("odd", ['{"n": 1, "t', "[1, 2]", "words"])
@@ -521,11 +521,11 @@ def test_lines_that_are_no_objects_are_counted_by_one_process_as_by_workers(
     lines[at] = odd
     path = tmp_path / "a.jsonl"
     write_lines(path, *lines)
-    found = scan_table(path, {}, 1)
-    assert (found.records, found.corrupt_records) == (99, 1)
+    by_one_process = scan_table(path, {}, 1)
+    assert (by_one_process.records, by_one_process.corrupt_records) == (99, 1)
     by_workers = TableRanges(path, {}).scan(str(path), 0, 100)
-    assert found.to_json(10)["damaged"] == by_workers.to_json(10)["damaged"]
-    assert columns_of(found)["n"]["top"] == columns_of(by_workers)["n"]["top"]
+    assert by_one_process.to_json(10)["damaged"] == by_workers.to_json(10)["damaged"]
+    assert columns_of(by_one_process)["n"]["top"] == columns_of(by_workers)["n"]["top"]
 
 
 def test_dates_of_json_lines_are_text_as_for_a_job(tmp_path: Path) -> None:
@@ -610,6 +610,6 @@ def test_a_damaged_row_group_is_counted_and_named(tmp_path: Path) -> None:
     statistics = scan_table(path, {}, 2)
     assert (statistics.records, statistics.corrupt_records) == (2000, 1000)
     assert columns_of(statistics)["n"]["count"] == 2000
-    (said,) = statistics.to_json(3)["damaged"]
-    assert str(path) in said
-    assert "row group 1" in said
+    (damage,) = statistics.to_json(3)["damaged"]
+    assert str(path) in damage
+    assert "row group 1" in damage

@@ -42,22 +42,22 @@ def read_typed(path: Path, text: str, types: dict[str, str] = TYPES, **options: 
     reader = open_reader(path, options, text_types=types)
     reported: list[CorruptRange] = []
     (source,) = reader.sources()
-    found = reader.read(source.name, 0, source.records, reported.append)
-    return found, [(corrupt.start, corrupt.end, corrupt.reason) for corrupt in reported]
+    records = reader.read(source.name, 0, source.records, reported.append)
+    return records, [(corrupt.start, corrupt.end, corrupt.reason) for corrupt in reported]
 
 
 def test_columns_have_their_types(tmp_path: Path) -> None:
     types = {"x": "float32", "d": "float64", "n": "int64", "i": "int32", "b": "bool", "word": "string"}
     text = "n,x,word,b,unused,i,d\n-3,0.1,Ulm,1,?,7, 1e3\n9007199254740993,nan,,false,?,-7,0.1\n"
-    found, reported = read_typed(tmp_path / "a.csv", text, types)
+    records, reported = read_typed(tmp_path / "a.csv", text, types)
     assert not reported
-    assert {name: column.dtype.name for name, column in found.columns.items()} == {**types, "word": "object"}
-    assert list(found.columns) == list(types)
-    np.testing.assert_array_equal(found.columns["x"], np.array([0.1, np.nan], np.float32))
-    assert found.columns["d"].tolist() == [1000.0, 0.1]
-    assert found.columns["n"].tolist() == [-3, 9007199254740993]
-    assert found.columns["b"].tolist() == [True, False]
-    assert found.columns["word"].tolist() == [b"Ulm", b""]
+    assert {name: column.dtype.name for name, column in records.columns.items()} == {**types, "word": "object"}
+    assert list(records.columns) == list(types)
+    np.testing.assert_array_equal(records.columns["x"], np.array([0.1, np.nan], np.float32))
+    assert records.columns["d"].tolist() == [1000.0, 0.1]
+    assert records.columns["n"].tolist() == [-3, 9007199254740993]
+    assert records.columns["b"].tolist() == [True, False]
+    assert records.columns["word"].tolist() == [b"Ulm", b""]
 
 
 @pytest.mark.parametrize(
@@ -76,10 +76,10 @@ def test_columns_have_their_types(tmp_path: Path) -> None:
 def test_a_row_without_a_value_of_a_type_is_reported_alone(tmp_path: Path, row: str, reason: str) -> None:
     rows = [f"{number},{number}.25,w" for number in range(600)]
     rows[300] = row
-    found, reported = read_typed(tmp_path / "a.csv", "\n".join(["n,x,word", *rows]))
+    records, reported = read_typed(tmp_path / "a.csv", "\n".join(["n,x,word", *rows]))
     assert reported == [(300, 301, reason)]
-    assert found.columns["n"].tolist() == [number for number in range(600) if number != 300]
-    assert found.columns["x"].dtype == np.float32
+    assert records.columns["n"].tolist() == [number for number in range(600) if number != 300]
+    assert records.columns["x"].dtype == np.float32
     reader = open_reader(tmp_path / "a.csv", text_types=TYPES)
     with pytest.raises(CorruptRecordError, match="record 300 cannot be read") as error:
         reader.read(str(tmp_path / "a.csv"), 290, 310)
@@ -95,14 +95,14 @@ def test_any_values_come_back_in_any_range(written: list[tuple[int, float, str]]
     text = io.StringIO()
     csv.writer(text).writerows([("n", "x", "word"), *written])
     with tempfile.TemporaryDirectory() as folder:
-        found, reported = read_typed(Path(folder, "a.csv"), text.getvalue())
+        records, reported = read_typed(Path(folder, "a.csv"), text.getvalue())
         assert not reported
         start = data.draw(st.integers(0, len(written)))
         end = data.draw(st.integers(start, len(written)))
         part = open_reader(Path(folder, "a.csv"), text_types=TYPES).read(str(Path(folder, "a.csv")), start, end)
-    assert found.columns["n"].tolist() == [row[0] for row in written]
-    np.testing.assert_array_equal(found.columns["x"], np.array([row[1] for row in written], np.float32))
-    assert found.columns["word"].tolist() == [row[2].encode() for row in written]
+    assert records.columns["n"].tolist() == [row[0] for row in written]
+    np.testing.assert_array_equal(records.columns["x"], np.array([row[1] for row in written], np.float32))
+    assert records.columns["word"].tolist() == [row[2].encode() for row in written]
     assert part.columns["n"].tolist() == [row[0] for row in written[start:end]]  # type: ignore[attr-defined]
 
 
@@ -113,22 +113,22 @@ PIECES = st.sampled_from(["a", ",", '"', '""', "\n", '",\n"', "\r\n", "\r", " ",
 def test_any_text_has_the_rows_that_the_reader_of_text_finds(text: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "a.csv")
-        found, reported = read_typed(path, f"n,x\n{text}", {"n": "string", "x": "string"})
+        records, reported = read_typed(path, f"n,x\n{text}", {"n": "string", "x": "string"})
         as_text: list[CorruptRange] = []
         reader = open_reader(path)
         rows = reader.read(str(path), 0, reader.sources()[0].records, as_text.append)
-    assert [[row["n"].decode(), row["x"].decode()] for row in found] == list(rows)
+    assert [[row["n"].decode(), row["x"].decode()] for row in records] == list(rows)
     assert reported == [(corrupt.start, corrupt.end, corrupt.reason) for corrupt in as_text]
 
 
 def test_files_without_a_header_and_with_other_separators(tmp_path: Path) -> None:
-    found, _ = read_typed(tmp_path / "a.csv", "1;2\n3;4\n", {"1": "int32"}, header=False, sep=";")
-    assert found.columns["1"].tolist() == [2, 4]
-    found, _ = read_typed(tmp_path / "a.csv", "aéb\n1é2\n", {"b": "int32"}, sep="é")
-    assert found.columns["b"].tolist() == [2]
+    records, _ = read_typed(tmp_path / "a.csv", "1;2\n3;4\n", {"1": "int32"}, header=False, sep=";")
+    assert records.columns["1"].tolist() == [2, 4]
+    records, _ = read_typed(tmp_path / "a.csv", "aéb\n1é2\n", {"b": "int32"}, sep="é")
+    assert records.columns["b"].tolist() == [2]
     named = {"header": False, "columns": ["a", "b"]}
-    found, _ = read_typed(tmp_path / "a.csv", "1,2\n3,4\n", {"b": "int32"}, **named)
-    assert found.columns["b"].tolist() == [2, 4]
+    records, _ = read_typed(tmp_path / "a.csv", "1,2\n3,4\n", {"b": "int32"}, **named)
+    assert records.columns["b"].tolist() == [2, 4]
     with pytest.raises(BadInputError, match="found c, no column") as error:
         read_typed(tmp_path / "a.csv", "1,2\n", {"c": "int32"}, **named)
     assert "a, b" in str(error.value)

@@ -42,8 +42,8 @@ def read_typed(path: Path, lines: list[str], types: dict[str, str] = TYPES) -> t
     reader = open_reader(path, text_types=types)
     reported: list[CorruptRange] = []
     (source,) = reader.sources()
-    found = reader.read(source.name, 0, source.records, reported.append)
-    return found, [(corrupt.start, corrupt.end, corrupt.reason) for corrupt in reported]
+    records = reader.read(source.name, 0, source.records, reported.append)
+    return records, [(corrupt.start, corrupt.end, corrupt.reason) for corrupt in reported]
 
 
 GOOD = {"n": 1, "x": 0.5, "word": "a", "yes": False}
@@ -79,10 +79,10 @@ NESTED = (
 def test_a_line_without_a_value_of_a_type_is_reported_alone(tmp_path: Path, line: str, reason: str) -> None:
     lines = [json.dumps({**GOOD, "n": number}) for number in range(20)]
     lines[7] = line
-    found, reported = read_typed(tmp_path / "a.jsonl", lines)
+    records, reported = read_typed(tmp_path / "a.jsonl", lines)
     assert reported == [(7, 8, reason)]
-    assert found.columns["n"].tolist() == [number for number in range(20) if number != 7]
-    assert {name: column.dtype.name for name, column in found.columns.items()} == {**TYPES, "word": "object"}
+    assert records.columns["n"].tolist() == [number for number in range(20) if number != 7]
+    assert {name: column.dtype.name for name, column in records.columns.items()} == {**TYPES, "word": "object"}
     with pytest.raises(CorruptRecordError, match="record 7 cannot be read"):
         open_reader(tmp_path / "a.jsonl", text_types=TYPES).read(str(tmp_path / "a.jsonl"), 5, 9)
 
@@ -90,14 +90,14 @@ def test_a_line_without_a_value_of_a_type_is_reported_alone(tmp_path: Path, line
 def test_a_whole_number_beyond_all_fractions_is_infinite_whichever_way_it_is_read(tmp_path: Path) -> None:
     lines = [json.dumps({**GOOD, "x": number}) for number in (10**400, -(10**400))]
     for others in ([], ["{}"]):  # with a line that has no values, each is parsed alone
-        found, _ = read_typed(tmp_path / "a.jsonl", lines + others)
-        assert found.columns["x"].tolist() == [np.inf, -np.inf]
+        records, _ = read_typed(tmp_path / "a.jsonl", lines + others)
+        assert records.columns["x"].tolist() == [np.inf, -np.inf]
 
 
 def test_numbers_may_stand_where_text_is_wanted(tmp_path: Path) -> None:
     lines = [json.dumps({"label": label}) for label in (1, True, "no")]
-    found, reported = read_typed(tmp_path / "a.jsonl", lines, {"label": "string"})
-    assert (found.columns["label"].tolist(), reported) == ([b"1", b"true", b"no"], [])
+    records, reported = read_typed(tmp_path / "a.jsonl", lines, {"label": "string"})
+    assert (records.columns["label"].tolist(), reported) == ([b"1", b"true", b"no"], [])
 
 
 ROWS = st.tuples(
@@ -114,7 +114,7 @@ def test_any_values_come_back_in_any_range(written: list[tuple[Any, ...]], data:
     written = [row for row in written if max(row[2], default="a") < "\ud800"]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "a.jsonl")
-        found, reported = read_typed(path, lines)
+        records, reported = read_typed(path, lines)
         assert not reported
         start = data.draw(st.integers(0, len(written)))
         end = data.draw(st.integers(start, len(written)))
@@ -122,7 +122,7 @@ def test_any_values_come_back_in_any_range(written: list[tuple[Any, ...]], data:
     for place, name in enumerate(TYPES):
         values = [row[place].encode() if name == "word" else row[place] for row in written]
         kind = object if name == "word" else TYPES[name]
-        np.testing.assert_array_equal(found.columns[name], np.array(values, kind))
+        np.testing.assert_array_equal(records.columns[name], np.array(values, kind))
         assert part.columns[name].dtype == kind
         np.testing.assert_array_equal(part.columns[name], np.array(values[start:end], kind))
 
