@@ -22,24 +22,24 @@ BASE = Path(__file__).parents[3] / "kustomize" / "base"
 def objects() -> list[dict[str, Any]]:
     yaml = YAML(typ="safe")
     files = [path for path in sorted(BASE.glob("*/*.yaml")) if path.name != "kustomization.yaml"]
-    return [found for path in files for found in yaml.load_all(path)]
+    return [manifest for path in files for manifest in yaml.load_all(path)]
 
 
 def objects_of_kinds(*kinds: str) -> dict[str, dict[str, Any]]:
-    return {found["metadata"]["name"]: found for found in objects() if found["kind"] in kinds}
+    return {manifest["metadata"]["name"]: manifest for manifest in objects() if manifest["kind"] in kinds}
 
 
 def rights(role: dict[str, Any]) -> dict[str, str]:
     """Verbs by resource, as ``resource[/subresource][.group]``."""
-    found: dict[str, str] = {}
+    verbs_by_resource: dict[str, str] = {}
     for rule in role["rules"]:
         assert rule.keys() == {"apiGroups", "resources", "verbs"}
         for group in rule["apiGroups"]:
             for resource in rule["resources"]:
                 key = f"{resource}.{group}" if group else resource
-                assert key not in found
-                found[key] = " ".join(rule["verbs"])
-    return found
+                assert key not in verbs_by_resource
+                verbs_by_resource[key] = " ".join(rule["verbs"])
+    return verbs_by_resource
 
 
 def test_the_rights_are_those_of_the_table() -> None:
@@ -64,7 +64,7 @@ def test_every_policy_of_the_page_is_there_and_in_force() -> None:
     assert set(policies) == rights_page.policies()
     assert all(policy["spec"]["failurePolicy"] == "Fail" for policy in policies.values())
     bindings = objects_of_kinds("ValidatingAdmissionPolicyBinding")
-    assert {name: found["spec"] for name, found in bindings.items()} == {
+    assert {name: binding["spec"] for name, binding in bindings.items()} == {
         name: {"policyName": name, "validationActions": ["Deny"]} for name in policies
     }
 
@@ -77,8 +77,10 @@ def test_every_refusal_is_one_sentence_that_the_errors_take_for_what_it_is() -> 
             assert validation["reason"] == "Forbidden"
             assert re.fullmatch(r"[A-Z][^\n]*[^.]\.", message), message
             assert not re.search(r"\. [A-Z]", message), message
-            said = {"message": f"ValidatingAdmissionPolicy '{name}' with binding '{name}' denied request: {message}"}
-            assert type(error_from_response(403, json.dumps(said).encode(), where="pods")) is AdmissionPolicyError
+            response = {
+                "message": f"ValidatingAdmissionPolicy '{name}' with binding '{name}' denied request: {message}"
+            }
+            assert type(error_from_response(403, json.dumps(response).encode(), where="pods")) is AdmissionPolicyError
 
 
 def test_what_the_commands_need_is_granted() -> None:
@@ -94,13 +96,13 @@ def test_what_the_commands_need_is_granted() -> None:
 
 def test_the_doctor_asks_for_all_rights_that_a_job_needs() -> None:
     granted = rights(objects_of_kinds("ClusterRole")[names.MASTER_ACCOUNT])
-    asked = {
+    doctor_rights = {
         (f"{right.resource}.{right.group}" if right.group else right.resource, right.verb) for right in MASTER_RIGHTS
     }
     of_policies = {("jobs.edl.dev", "coordinate")}  # by which admission policies know masters; nothing needs it
     tidying = {("secrets", "delete")}  # not granted where no policy keeps masters to their token
     all_of_them = {(resource, verb) for resource, verbs in granted.items() for verb in verbs.split()}
-    assert asked == all_of_them - of_policies - tidying
+    assert doctor_rights == all_of_them - of_policies - tidying
 
 
 def test_the_accounts_are_those_that_manifests_name() -> None:
@@ -111,8 +113,8 @@ def test_the_accounts_are_those_that_manifests_name() -> None:
 
 def test_only_the_master_and_the_data_scientist_are_bound() -> None:
     bound = {
-        name: (found["roleRef"]["name"], [(each["kind"], each["name"]) for each in found["subjects"]])
-        for name, found in objects_of_kinds("RoleBinding", "ClusterRoleBinding").items()
+        name: (binding["roleRef"]["name"], [(each["kind"], each["name"]) for each in binding["subjects"]])
+        for name, binding in objects_of_kinds("RoleBinding", "ClusterRoleBinding").items()
     }
     assert bound == {name: (name, [("ServiceAccount", name)]) for name in (names.MASTER_ACCOUNT, "edl-data-scientist")}
     assert COPY_ROLE in objects_of_kinds("ClusterRole")
@@ -120,10 +122,10 @@ def test_only_the_master_and_the_data_scientist_are_bound() -> None:
 
 @pytest.mark.parametrize(("name", "value", "preempts"), [("high", 1_000_000, None), ("low", 1000, "Never")])
 def test_priorities(name: str, value: int, preempts: str | None) -> None:
-    found = objects_of_kinds("PriorityClass")[name]
-    assert (found["value"], found.get("preemptionPolicy")) == (value, preempts)
+    priority_class = objects_of_kinds("PriorityClass")[name]
+    assert (priority_class["value"], priority_class.get("preemptionPolicy")) == (value, preempts)
 
 
 def test_no_object_has_a_namespace_of_its_own() -> None:
-    assert [found["metadata"]["name"] for found in objects() if "namespace" in found["metadata"]] == []
-    assert "namespace" not in str([found.get("subjects") for found in objects()])
+    assert [manifest["metadata"]["name"] for manifest in objects() if "namespace" in manifest["metadata"]] == []
+    assert "namespace" not in str([manifest.get("subjects") for manifest in objects()])

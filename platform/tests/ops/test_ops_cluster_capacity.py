@@ -45,17 +45,17 @@ def pod(
 
 def fill(room: ClusterCapacity, wanted: Manifest) -> list[str]:
     """The nodes that take one pod after the other, until none does."""
-    found = []
+    nodes = []
     while (placement := room.place_pod(wanted)).node is not None:
-        found.append(placement.node)
-    return found
+        nodes.append(placement.node)
+    return nodes
 
 
 def test_pods_go_where_most_is_free_until_all_is_full() -> None:
     room = ClusterCapacity([node("a"), node("b", cpu="2")], [])
-    found = fill(room, pod())
-    assert sorted(found) == ["a", "a", "a", "a", "b", "b"]
-    assert set(found[:2]) == {"a", "b"}
+    nodes = fill(room, pod())
+    assert sorted(nodes) == ["a", "a", "a", "a", "b", "b"]
+    assert set(nodes[:2]) == {"a", "b"}
     assert room.place_pod(pod()).lacking_resources == ("cpu",)
 
 
@@ -164,14 +164,14 @@ def test_requests_count_init_containers_sidecars_limits_and_overhead() -> None:
 @given(st.lists(st.integers(0, 16), max_size=5), st.lists(st.tuples(st.integers(0, 4), st.integers(1, 8)), max_size=12))
 def test_no_node_is_ever_given_more_than_it_has(nodes: list[int], wanted: list[tuple[int, int]]) -> None:
     room = ClusterCapacity([node(f"n{at}", cpu=str(cpu)) for at, cpu in enumerate(nodes)], [])
-    taken: dict[str, int] = {}
+    used_cpu: dict[str, int] = {}
     for priority, cpu in wanted:
         placement = room.place_pod(pod(str(cpu), "0", priority, preemptionPolicy="Never"))
         if placement.node is not None:
-            taken[placement.node] = taken.get(placement.node, 0) + cpu
+            used_cpu[placement.node] = used_cpu.get(placement.node, 0) + cpu
         else:
-            assert all(cpu > nodes[at] - taken.get(f"n{at}", 0) for at in range(len(nodes)))
-    assert all(cpu <= nodes[int(name[1:])] for name, cpu in taken.items())
+            assert all(cpu > nodes[at] - used_cpu.get(f"n{at}", 0) for at in range(len(nodes)))
+    assert all(cpu <= nodes[int(name[1:])] for name, cpu in used_cpu.items())
 
 
 def quota(hard: Mapping[str, str], used: Mapping[str, str], **spec: Any) -> Manifest:
@@ -187,10 +187,10 @@ def pod_groups(workers: int = 4) -> list[PodGroup]:
 
 
 def test_a_forecast_says_how_many_start_and_why_the_next_does_not() -> None:
-    found = forecast_job(
+    forecast = forecast_job(
         pod_groups(), ClusterCapacity([node("a", cpu="3")], [pod("3", on="a", name="idle")]), NamespaceQuotas(())
     )
-    (ps, workers) = found.placements
+    (ps, workers) = forecast.placements
     assert (ps.placed_pods, ps.lacking_resources, ps.may_preempt) == (0, ("cpu",), True)
     assert (workers.placed_pods, workers.immediate_pods, workers.lacking_resources, workers.may_preempt) == (
         0,
@@ -198,8 +198,8 @@ def test_a_forecast_says_how_many_start_and_why_the_next_does_not() -> None:
         ("cpu",),
         False,
     )
-    assert found.requested_resources == {"cpu": 5, "memory": 5 << 30}
-    assert (found.free_resources, found.node_counts) == ({"cpu": 0, "memory": 7 << 30}, (1, 1))
+    assert forecast.requested_resources == {"cpu": 5, "memory": 5 << 30}
+    assert (forecast.free_resources, forecast.node_counts) == ({"cpu": 0, "memory": 7 << 30}, (1, 1))
 
 
 def test_a_forecast_without_nodes_compares_with_the_quota_only() -> None:
@@ -241,8 +241,8 @@ def test_a_forecast_without_nodes_compares_with_the_quota_only() -> None:
     ],
 )
 def test_quotas_count_the_pods_that_they_are_about(scope: Mapping[str, Any], workers: int) -> None:
-    (found,) = forecast_job(pod_groups()[1:], None, NamespaceQuotas([quota({"pods": "0"}, {}, **scope)])).placements
-    assert found.allowed_pods == workers
+    (placement,) = forecast_job(pod_groups()[1:], None, NamespaceQuotas([quota({"pods": "0"}, {}, **scope)])).placements
+    assert placement.allowed_pods == workers
 
 
 @pytest.mark.parametrize(

@@ -64,26 +64,26 @@ def test_a_job_that_runs_has_no_complaints(cluster: InMemoryCluster) -> None:
 
 def test_pods_that_wait_for_the_same_are_one_complaint(cluster: InMemoryCluster) -> None:
     pods = [put_pod(cluster, Role.WORKER, index, unscheduled(NO_CPU)) for index in range(6)]
-    (found,) = findings(job_view(CALM), [put_pod(cluster, Role.MASTER), *pods], nodes=[cluster.node("n1")])
-    assert not missing_keys(found.subject, "worker-0, worker-1, worker-2, worker-3", "2 more")
-    assert not missing_keys(found.text, "2 of 2 nodes", "cpu")
-    assert found.cluster_message == NO_CPU
+    (finding,) = findings(job_view(CALM), [put_pod(cluster, Role.MASTER), *pods], nodes=[cluster.node("n1")])
+    assert not missing_keys(finding.subject, "worker-0, worker-1, worker-2, worker-3", "2 more")
+    assert not missing_keys(finding.text, "2 of 2 nodes", "cpu")
+    assert finding.cluster_message == NO_CPU
 
 
 def test_a_pod_larger_than_every_node_can_never_start(cluster: InMemoryCluster) -> None:
     pods = [put_pod(cluster, Role.MASTER), put_pod(cluster, Role.WORKER, 0, unscheduled(NO_CPU), cpu="64")]
-    (found,) = findings(job_view(CALM), pods, nodes=[cluster.node("n1"), cluster.node("n2")])
-    assert not missing_keys(found.text, "never", "64 CPU")
-    assert "resources" in found.remedy
+    (finding,) = findings(job_view(CALM), pods, nodes=[cluster.node("n1"), cluster.node("n2")])
+    assert not missing_keys(finding.text, "never", "64 CPU")
+    assert "resources" in finding.remedy
 
 
 def test_a_pod_that_fits_on_a_cordoned_node_only_may_start_later(cluster: InMemoryCluster) -> None:
     """As `edl submit` says it: a cordoned node comes back."""
     pods = [put_pod(cluster, Role.MASTER), put_pod(cluster, Role.WORKER, 0, unscheduled(NO_CPU), cpu="64")]
     nodes = [cluster.node("n1"), cluster.node("n2", cpu="96", unschedulable=True)]
-    (found,) = findings(job_view(CALM), pods, nodes=nodes)
-    assert missing_keys(found.text, "never")
-    assert not missing_keys(found.text, "cpu")
+    (finding,) = findings(job_view(CALM), pods, nodes=nodes)
+    assert missing_keys(finding.text, "never")
+    assert not missing_keys(finding.text, "cpu")
 
 
 def test_pods_that_ended_or_leave_are_not_waited_for(cluster: InMemoryCluster) -> None:
@@ -94,54 +94,56 @@ def test_pods_that_ended_or_leave_are_not_waited_for(cluster: InMemoryCluster) -
 
 
 def test_a_master_that_cannot_be_made() -> None:
-    said = 'pods "edl-mnist-master-x" is forbidden: error looking up service account team/edl-job-master: not found'
-    refused = KubernetesEvent(NOW, "Job edl-mnist-master", "FailedCreate", said, True)
-    (found,) = findings(job_view(PublishedStatus(), status={}), kube_events=[refused])
-    assert found.subject == "master"
-    assert said in found.text
-    assert "edl-job-master" in found.remedy
+    message = 'pods "edl-mnist-master-x" is forbidden: error looking up service account team/edl-job-master: not found'
+    refused = KubernetesEvent(NOW, "Job edl-mnist-master", "FailedCreate", message, True)
+    (finding,) = findings(job_view(PublishedStatus(), status={}), kube_events=[refused])
+    assert finding.subject == "master"
+    assert message in finding.text
+    assert "edl-job-master" in finding.remedy
 
 
 def test_what_a_policy_refuses_is_not_mistaken_for_something_missing() -> None:
     """Its sentences name accounts and PriorityClasses, of which there is no lack."""
-    said = (
+    refusal = (
         "ValidatingAdmissionPolicy 'edl-job-master-pods' with binding 'edl-job-master-pods' denied request: A pod may "
     )
-    assert "pod.overrides" in refusal_remedy(f"{said}have no PriorityClass but high, low.")
+    assert "pod.overrides" in refusal_remedy(f"{refusal}have no PriorityClass but high, low.")
 
 
 def test_a_master_whose_image_is_not_there(cluster: InMemoryCluster) -> None:
     pod = put_pod(cluster, Role.MASTER, 0, container("nosuch:1", waiting={"reason": "ImagePullBackOff"}))
-    (found,) = findings(job_view(PublishedStatus(), status={}), [pod])
-    assert (found.subject, missing_keys(found.text, "image", "pulled", "nosuch:1")) == ("master", [])
+    (finding,) = findings(job_view(PublishedStatus(), status={}), [pod])
+    assert (finding.subject, missing_keys(finding.text, "image", "pulled", "nosuch:1")) == ("master", [])
 
 
 def test_a_submission_that_broke_off() -> None:
-    (found,) = findings(job_view(PublishedStatus(), status={}, spec={"suspend": True}))
-    assert "edl delete mnist" in found.remedy
+    (finding,) = findings(job_view(PublishedStatus(), status={}, spec={"suspend": True}))
+    assert "edl delete mnist" in finding.remedy
 
 
 def test_refusals_and_starvation(cluster: InMemoryCluster) -> None:
-    said = 'pods "edl-mnist-worker-7" is forbidden: exceeded quota: team, requested: cpu=2'
+    refusal = 'pods "edl-mnist-worker-7" is forbidden: exceeded quota: team, requested: cpu=2'
     published = PublishedStatus(
-        replace(STATUS, workers_wanted=2, starved=True, refusals={"worker-7": said, "worker-8": said})
+        replace(STATUS, workers_wanted=2, starved=True, refusals={"worker-7": refusal, "worker-8": refusal})
     )
     refused, starved = findings(job_view(published), [put_pod(cluster, Role.MASTER)])
-    assert (refused.subject, said in refused.text) == ("worker-7, worker-8", True)
+    assert (refused.subject, refusal in refused.text) == ("worker-7, worker-8", True)
     assert "quota" in refused.remedy
     assert not missing_keys(starved.text, "starved", "2 workers", "workers.min is 1")
 
 
 def test_steps_that_were_reported_and_not_applied_are_said(cluster: InMemoryCluster) -> None:
     published = PublishedStatus(replace(STATUS, steps_not_applied=1139))
-    (found,) = findings(job_view(published), [put_pod(cluster, Role.MASTER)])
-    assert not missing_keys(found.text, "1,139 steps", "workers", "reported")
+    (finding,) = findings(job_view(published), [put_pod(cluster, Role.MASTER)])
+    assert not missing_keys(finding.text, "1,139 steps", "workers", "reported")
 
 
 def test_updates_that_were_skipped_are_said(cluster: InMemoryCluster) -> None:
-    (found,) = findings(job_view(PublishedStatus(replace(STATUS, updates_skipped=8))), [put_pod(cluster, Role.MASTER)])
-    assert not missing_keys(found.text, "8 updates", "skipped", "not finite", "train.on_nan")
-    assert "edl logs" in found.remedy
+    (finding,) = findings(
+        job_view(PublishedStatus(replace(STATUS, updates_skipped=8))), [put_pod(cluster, Role.MASTER)]
+    )
+    assert not missing_keys(finding.text, "8 updates", "skipped", "not finite", "train.on_nan")
+    assert "edl logs" in finding.remedy
 
 
 @pytest.mark.parametrize(
@@ -181,8 +183,8 @@ def test_a_worker_for_which_the_others_wait_is_named(cluster: InMemoryCluster) -
 def test_records_that_went_back_are_not_said_to_be_leased_before_they_are() -> None:
     back = RecordsRequeued(0, 512, "a", 1, "lost", time=NOW - 9)
     again = RequeuedRecordsLeased(0, 200, "a", 2, time=NOW - 8)
-    (found,) = diagnose_slowdown(job_view(replace(CALM, events=(back, again))), "mnist")
-    assert not missing_keys(found.text, "512 records", "200")
+    (finding,) = diagnose_slowdown(job_view(replace(CALM, events=(back, again))), "mnist")
+    assert not missing_keys(finding.text, "512 records", "200")
 
 
 def test_what_parameter_servers_tell_comes_before_what_cost_time(cluster: InMemoryCluster) -> None:
@@ -213,10 +215,12 @@ def test_a_job_that_has_just_begun_is_not_slow() -> None:
 
 def test_workers_that_the_master_sent_away_are_not_lost() -> None:
     sent = RoleLeaving("worker", 3, "only 2 of 4 workers are wanted", time=NOW - 9)
-    taken = RoleLeaving("worker", 2, "preempted", "Preempted by a pod on node n1", time=NOW - 9)
-    ends = [RoleEnded("worker", index, None, each.cause, 0, time=NOW - 5) for index, each in ((3, sent), (2, taken))]
-    (found,) = diagnose_slowdown(job_view(replace(CALM, events=(sent, taken, *ends))), "mnist")
-    assert not missing_keys(found.text, "workers lost", "1", "preempted")
+    preempted = RoleLeaving("worker", 2, "preempted", "Preempted by a pod on node n1", time=NOW - 9)
+    ends = [
+        RoleEnded("worker", index, None, each.cause, 0, time=NOW - 5) for index, each in ((3, sent), (2, preempted))
+    ]
+    (finding,) = diagnose_slowdown(job_view(replace(CALM, events=(sent, preempted, *ends))), "mnist")
+    assert not missing_keys(finding.text, "workers lost", "1", "preempted")
 
 
 def test_a_failed_job_says_why_and_how_to_go_on() -> None:
@@ -224,17 +228,17 @@ def test_a_failed_job_says_why_and_how_to_go_on() -> None:
         with_status(phase="Failed", reason="the model crashes in every worker"),
         failure=JobFailure("crash", "the model crashes in every worker", "Traceback ...\nKeyError: 'x'"),
     )
-    found = findings(job_view(published, status=conditions(Failed="BackoffLimitExceeded")))[0]
-    assert not missing_keys(found.text, "failed", "the model crashes in every worker")
-    assert "--resume 0a1b" in found.remedy
-    assert "KeyError" in found.cluster_message
+    finding = findings(job_view(published, status=conditions(Failed="BackoffLimitExceeded")))[0]
+    assert not missing_keys(finding.text, "failed", "the model crashes in every worker")
+    assert "--resume 0a1b" in finding.remedy
+    assert "KeyError" in finding.cluster_message
 
 
 def test_a_job_without_a_word_of_its_master_fails_with_that_of_kubernetes() -> None:
-    found = findings(job_view(PublishedStatus(), status=conditions(Failed="Job was active longer than its deadline")))[
-        0
-    ]
-    assert not missing_keys(found.text, "failed", "Job was active longer than its deadline")
+    finding = findings(
+        job_view(PublishedStatus(), status=conditions(Failed="Job was active longer than its deadline"))
+    )[0]
+    assert not missing_keys(finding.text, "failed", "Job was active longer than its deadline")
 
 
 def test_a_job_that_is_done_is_done() -> None:
@@ -295,5 +299,5 @@ def test_both_kinds_of_events_are_read() -> None:
 
 def test_a_warning_of_the_master_is_told_once() -> None:
     warned = WarningRaised("the job begins anew", time=NOW - 30)
-    (found,) = diagnose_slowdown(job_view(replace(CALM, events=(warned, replace(warned, time=NOW - 9)))), "mnist")
-    assert found.text == "the job begins anew"
+    (finding,) = diagnose_slowdown(job_view(replace(CALM, events=(warned, replace(warned, time=NOW - 9)))), "mnist")
+    assert finding.text == "the job begins anew"

@@ -68,8 +68,8 @@ class DoctorCluster(InMemoryCluster):
 
     @staticmethod
     def _asked(review: Mapping[str, Any]) -> str:
-        asked = review["spec"]["resourceAttributes"]
-        return f"{asked['verb']} {asked['resource']}{'/' if asked['subresource'] else ''}{asked['subresource']}"
+        right = review["spec"]["resourceAttributes"]
+        return f"{right['verb']} {right['resource']}{'/' if right['subresource'] else ''}{right['subresource']}"
 
 
 @pytest.fixture
@@ -178,15 +178,17 @@ def test_the_commands_of_remedies_are_those_of_the_documentation() -> None:
     operations = (root / "docs" / "operations.md").read_text().replace("--namespace", "-n")
     assert HELM_ADD_TEAM_COMMAND.strip("`") in operations
     for source in (root / "platform" / "edl").rglob("*.py"):
-        told = "helm install" in source.read_text(encoding="utf-8")
-        assert not told or source == Path(inspect.getfile(helm_install_command)), f"{source}: take installation's"
+        has_command = "helm install" in source.read_text(encoding="utf-8")
+        assert not has_command or source == Path(inspect.getfile(helm_install_command)), (
+            f"{source}: take installation's"
+        )
 
 
 def test_what_a_master_lacks_is_installed_the_same_way() -> None:
     with pytest.raises(BadInputError) as caught:
         connect_service_account({}, "team-a", pool_size=1)
-    asked = 'pods is forbidden: User "system:serviceaccount:team-a:edl-job-master" cannot list resource "pods"'
-    for hint in (caught.value.hint, permission_hint(asked)):
+    denial = 'pods is forbidden: User "system:serviceaccount:team-a:edl-job-master" cannot list resource "pods"'
+    for hint in (caught.value.hint, permission_hint(denial)):
         assert hint is not None
         assert install_hint("team-a") in hint
 
@@ -394,8 +396,10 @@ def test_a_release_that_other_teams_need_is_not_to_be_uninstalled(doctor_cluster
     """Of its own teams, other accounts' bindings, and Roles of the same name, nothing is said."""
 
     def bind(namespace: str, release: str = "", *, kind: str = "ClusterRole", role: str = "edl-job-master") -> None:
-        made = {"meta.helm.sh/release-name": release, "meta.helm.sh/release-namespace": "team"} if release else {}
-        meta = {"name": f"{role}-{kind}".lower(), "namespace": namespace, "annotations": made}
+        release_annotations = (
+            {"meta.helm.sh/release-name": release, "meta.helm.sh/release-namespace": "team"} if release else {}
+        )
+        meta = {"name": f"{role}-{kind}".lower(), "namespace": namespace, "annotations": release_annotations}
         head = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": meta}
         doctor_cluster.put({**head, "roleRef": {"kind": kind, "name": role}})
 

@@ -25,10 +25,10 @@ RUNNING = {"phase": "Running"}
 
 @pytest.fixture
 def cluster() -> InMemoryCluster:
-    found = InMemoryCluster()
-    found.claim("files")
-    found.admissions.append(lambda thing: thing.update(status=RUNNING))
-    return found
+    in_memory = InMemoryCluster()
+    in_memory.claim("files")
+    in_memory.admissions.append(lambda thing: thing.update(status=RUNNING))
+    return in_memory
 
 
 @pytest.mark.parametrize(
@@ -110,12 +110,12 @@ def test_a_pod_that_cannot_start_is_deleted_and_says_why(cluster: InMemoryCluste
 
 
 def test_a_pod_that_is_waited_for_in_vain_is_deleted(cluster: InMemoryCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     monkeypatch.setattr(helper_pod, "READY_TIMEOUT_SECONDS", 0.0)
     cluster.admissions[:] = []
     with (
         pytest.raises(helper_pod.NoResponseError, match="has not started"),
-        run_helper_pod(cluster, VISIT, said.append),
+        run_helper_pod(cluster, VISIT, messages.append),
     ):
         pass
     assert pods(cluster) == []

@@ -55,8 +55,8 @@ def pod(name: str, *, uid: str = "", deleted: float | None = None, node: str = "
 
 def submitted() -> InMemoryCluster:
     cluster = InMemoryCluster()
-    made = submit_job(cluster, "j", manifests(), "s1")
-    cluster.put(pod("edl-j-worker-0", uid=made.uid))
+    submitted_job = submit_job(cluster, "j", manifests(), "s1")
+    cluster.put(pod("edl-j-worker-0", uid=submitted_job.uid))
     return cluster
 
 
@@ -88,8 +88,8 @@ def test_what_is_left_without_its_job_goes() -> None:
 
 
 def test_the_master_goes_first_and_what_the_job_owns_is_left_to_the_cluster() -> None:
-    found = plan_deletions(list_job_objects(submitted(), "j"), {})
-    assert [(each.kind, each.name) for each in found] == [
+    deletions = plan_deletions(list_job_objects(submitted(), "j"), {})
+    assert [(each.kind, each.name) for each in deletions] == [
         (PODS, f"{names.master_name('j')}-abcde"),
         (JOBS, names.master_name("j")),
     ]
@@ -162,16 +162,16 @@ def test_what_does_not_go_in_time_is_named() -> None:
 
 def test_each_deletion_is_asked_for_once() -> None:
     cluster = dead_node()
-    asked: list[tuple[str, int | None]] = []
+    deletions: list[tuple[str, int | None]] = []
     real = cluster.delete
 
     def counting(kind: object, name: str, **options: object) -> Mapping[str, object]:
-        asked.append((name, options.get("grace")))
+        deletions.append((name, options.get("grace")))
         return real(kind, name, **options)
 
     cluster.delete = counting
     DeletionTime(cluster).remove()
-    assert sorted(asked, key=str) == sorted(
+    assert sorted(deletions, key=str) == sorted(
         [
             (names.master_name("j"), None),
             ("edl-j-worker-0", 0),

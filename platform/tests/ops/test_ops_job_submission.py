@@ -50,23 +50,27 @@ def names_of(cluster: InMemoryCluster, kind: ResourceKind) -> list[str]:
 
 def test_the_job_comes_first_and_owns_all_else_before_it_may_run() -> None:
     cluster = InMemoryCluster()
-    told: list[str] = []
+    created_kinds: list[str] = []
     suspended: list[bool] = []
 
     def hear(thing: Manifest) -> None:
-        told.append(thing["kind"])
+        created_kinds.append(thing["kind"])
         suspended.append(cluster.objects_of_kind(JOBS)[0]["spec"]["suspend"])
 
-    made = submit_job(cluster, "j", manifests(), "s1", hear)
-    assert told == ["Job", "ConfigMap", "ConfigMap", "Secret", "Service"]
+    submitted_job = submit_job(cluster, "j", manifests(), "s1", hear)
+    assert created_kinds == ["Job", "ConfigMap", "ConfigMap", "Secret", "Service"]
     assert all(suspended)
     (job,) = cluster.objects_of_kind(JOBS)
-    assert (made.uid, made.job_object_name, made.namespace) == (job["metadata"]["uid"], names.master_name("j"), "team")
+    assert (submitted_job.uid, submitted_job.job_object_name, submitted_job.namespace) == (
+        job["metadata"]["uid"],
+        names.master_name("j"),
+        "team",
+    )
     assert not job["spec"]["suspend"]
     for kind in (CONFIGMAPS, SECRETS, SERVICES):
         for thing in cluster.objects_of_kind(kind):
             (owner,) = thing["metadata"]["ownerReferences"]
-            assert (owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == (made.uid, False, False)
+            assert (owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == (submitted_job.uid, False, False)
     assert len(cluster.objects_of_kind(PODS)) == 1
 
 
@@ -138,13 +142,13 @@ def test_the_steps_of_a_submission_can_be_done_twice_and_by_two() -> None:
     cluster = InMemoryCluster()
     cluster.deny("get", SECRETS)
     *parts, job = manifests()
-    made = create_suspended_job(cluster, "j", job, "s1")
-    assert create_suspended_job(cluster, "j", job, "s1") == made
+    submitted_job = create_suspended_job(cluster, "j", job, "s1")
+    assert create_suspended_job(cluster, "j", job, "s1") == submitted_job
     for _ in range(2):
-        create_dependents(cluster, made, parts)
+        create_dependents(cluster, submitted_job, parts)
     assert not is_begun(cluster.objects_of_kind(JOBS)[0])
-    unsuspend_job(cluster, made)
-    unsuspend_job(cluster, made)
+    unsuspend_job(cluster, submitted_job)
+    unsuspend_job(cluster, submitted_job)
     assert is_begun(cluster.objects_of_kind(JOBS)[0])
     assert (
         len(cluster.objects_of_kind(JOBS)),
@@ -157,10 +161,10 @@ def test_nothing_is_withdrawn_that_was_begun_or_is_of_somebody_else() -> None:
     cluster = InMemoryCluster()
     *_, job = manifests()
     roll_back_submission(cluster, names.master_name("j"), "s1")
-    made = create_suspended_job(cluster, "j", job, "s1")
+    submitted_job = create_suspended_job(cluster, "j", job, "s1")
     roll_back_submission(cluster, names.master_name("j"), "s2")
     assert cluster.objects_of_kind(JOBS)
-    unsuspend_job(cluster, made)
+    unsuspend_job(cluster, submitted_job)
     roll_back_submission(cluster, names.master_name("j"), "s1")
     assert cluster.objects_of_kind(JOBS)
 
@@ -168,9 +172,9 @@ def test_nothing_is_withdrawn_that_was_begun_or_is_of_somebody_else() -> None:
 def test_another_job_of_that_name_is_not_begun() -> None:
     cluster = InMemoryCluster()
     *_, job = manifests()
-    made = create_suspended_job(cluster, "j", job, "s1")
+    submitted_job = create_suspended_job(cluster, "j", job, "s1")
     roll_back_submission(cluster, names.master_name("j"), "s1")
     create_suspended_job(cluster, "j", job, "s2")
     with pytest.raises(InvalidObjectError, match="uid"):
-        unsuspend_job(cluster, made)
+        unsuspend_job(cluster, submitted_job)
     assert not is_begun(cluster.objects_of_kind(JOBS)[0])

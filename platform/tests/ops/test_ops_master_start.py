@@ -231,8 +231,8 @@ def test_the_newest_warning_says_why_nothing_comes(cluster: InMemoryCluster) -> 
     poll_master = MasterStatusReader(cluster, "j", "u1")
     warn(cluster, "u1", "Error creating: exceeded quota")
     assert poll_master.read_status() == MasterPodStatus(MasterStage.ABSENT, message="Error creating: exceeded quota")
-    made = master(cluster, {"phase": "Pending"})
-    warn(cluster, made["metadata"]["uid"], "FailedMount: no such claim")
+    master_pod = master(cluster, {"phase": "Pending"})
+    warn(cluster, master_pod["metadata"]["uid"], "FailedMount: no such claim")
     assert poll_master.read_status().message == "FailedMount: no such claim"
     cluster.deny("list", EVENTS)
     assert poll_master.read_status().message == ""
@@ -262,6 +262,6 @@ def test_of_two_pods_of_one_second_the_one_that_stays_is_looked_at(cluster: InMe
 def test_a_server_that_is_away_changes_nothing(cluster: InMemoryCluster) -> None:
     poll_master = MasterStatusReader(cluster, "j", "u1")
     master(cluster, RUNNING)
-    seen = poll_master.read_status()
+    known_status = poll_master.read_status()
     cluster.breaks["GET", PODS.plural] = NoResponseError("no answer")
-    assert poll_master.read_status() == seen
+    assert poll_master.read_status() == known_status

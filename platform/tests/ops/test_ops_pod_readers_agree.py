@@ -48,17 +48,21 @@ RUNNING: Manifest = {"running": {}}
 
 
 def test_the_end_of_a_sidecar_is_not_the_end_of_the_pod() -> None:
-    seen = pod(phase="Running", containerStatuses=[container(ended_pod(1), "agent"), container(RUNNING)])
-    assert not read_pod_status(seen).has_ended
-    assert find_pod_problem(seen) is None
-    assert classify_master_pod(seen).stage is MasterStage.RUNNING
+    pod_manifest = pod(phase="Running", containerStatuses=[container(ended_pod(1), "agent"), container(RUNNING)])
+    assert not read_pod_status(pod_manifest).has_ended
+    assert find_pod_problem(pod_manifest) is None
+    assert classify_master_pod(pod_manifest).stage is MasterStage.RUNNING
 
 
 def test_the_end_of_the_role_is_the_end_of_the_pod_whatever_a_sidecar_does() -> None:
-    seen = pod(
+    pod_manifest = pod(
         phase="Running", containerStatuses=[container(RUNNING, "agent"), container(ended_pod(3, message="no disk"))]
     )
-    status, problem, master = read_pod_status(seen), find_pod_problem(seen), classify_master_pod(seen)
+    status, problem, master = (
+        read_pod_status(pod_manifest),
+        find_pod_problem(pod_manifest),
+        classify_master_pod(pod_manifest),
+    )
     assert (status.phase, status.exit_code, status.message) == (PodPhase.FAILED, 3, "no disk")
     assert problem is not None
     assert problem.is_final
@@ -67,23 +71,23 @@ def test_the_end_of_the_role_is_the_end_of_the_pod_whatever_a_sidecar_does() -> 
 
 
 def test_nobody_believes_the_exit_code_of_a_lost_container() -> None:
-    seen = pod(phase="Failed", containerStatuses=[container(ended_pod(137, "ContainerStatusUnknown"))])
-    assert read_pod_status(seen).exit_code is None
-    assert classify_master_pod(seen).exit_code is None
-    problem = find_pod_problem(seen)
+    pod_manifest = pod(phase="Failed", containerStatuses=[container(ended_pod(137, "ContainerStatusUnknown"))])
+    assert read_pod_status(pod_manifest).exit_code is None
+    assert classify_master_pod(pod_manifest).exit_code is None
+    problem = find_pod_problem(pod_manifest)
     assert problem is not None
     assert "137" not in problem.text
 
 
 def test_an_init_container_that_failed_is_the_end_of_the_pod() -> None:
-    seen = pod(
+    pod_manifest = pod(
         phase="Failed",
         initContainerStatuses=[container(ended_pod(4), "fetch")],
         containerStatuses=[container(waiting("PodInitializing"))],
     )
-    assert read_pod_status(seen).exit_code == 4
-    assert classify_master_pod(seen).exit_code == 4
-    problem = find_pod_problem(seen)
+    assert read_pod_status(pod_manifest).exit_code == 4
+    assert classify_master_pod(pod_manifest).exit_code == 4
+    problem = find_pod_problem(pod_manifest)
     assert problem is not None
     assert "4" in problem.text
 
@@ -100,29 +104,29 @@ def test_an_init_container_that_failed_is_the_end_of_the_pod() -> None:
     ],
 )
 def test_commands_agree_on_which_waiting_is_in_vain(state: Manifest, in_vain: bool) -> None:
-    seen = pod(phase="Pending", containerStatuses=[container(state)])
-    problem = find_pod_problem(seen)
+    pod_manifest = pod(phase="Pending", containerStatuses=[container(state)])
+    problem = find_pod_problem(pod_manifest)
     assert problem is not None
     assert problem.is_final == in_vain
-    assert (classify_master_pod(seen).stage is MasterStage.FAILED) == in_vain
-    assert not read_pod_status(seen).has_ended
+    assert (classify_master_pod(pod_manifest).stage is MasterStage.FAILED) == in_vain
+    assert not read_pod_status(pod_manifest).has_ended
 
 
 def test_what_the_scheduler_says_is_read_once_it_has_refused() -> None:
     refused = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available: 1 Insufficient cpu."}
-    seen = pod(phase="Pending", conditions=[refused])
-    problem, master = find_pod_problem(seen), classify_master_pod(seen)
+    pod_manifest = pod(phase="Pending", conditions=[refused])
+    problem, master = find_pod_problem(pod_manifest), classify_master_pod(pod_manifest)
     assert problem is not None
-    assert read_pod_status(seen).reason == master.reason == problem.reason == "Unschedulable"
+    assert read_pod_status(pod_manifest).reason == master.reason == problem.reason == "Unschedulable"
     assert master.stage is MasterStage.PENDING
 
 
 def test_a_process_that_was_killed_did_not_know_of_it_and_an_error_is_quoted_without_noise() -> None:
     noisy = "Traceback:\n  File\nValueError: bad\n2026-01-01 00:00:00.1: I tensorflow/x.cc] bye\n"
-    seen = pod(phase="Failed", containerStatuses=[container(ended_pod(1, message=noisy))])
-    problem = find_pod_problem(seen)
+    pod_manifest = pod(phase="Failed", containerStatuses=[container(ended_pod(1, message=noisy))])
+    problem = find_pod_problem(pod_manifest)
     assert problem is not None
-    assert read_pod_status(seen).message == problem.cluster_message == "ValueError: bad"
+    assert read_pod_status(pod_manifest).message == problem.cluster_message == "ValueError: bad"
 
 
 def test_logs_are_read_from_the_pod_whose_role_has_run_not_its_sidecar() -> None:
@@ -138,12 +142,12 @@ def test_logs_are_read_from_the_pod_whose_role_has_run_not_its_sidecar() -> None
 
 
 def test_lack_of_memory_is_called_so_by_all() -> None:
-    seen = pod(phase="Failed", containerStatuses=[container(ended_pod(137, "OOMKilled"))])
-    problem = find_pod_problem(seen)
-    assert read_pod_status(seen).cause is TerminationCause.OUT_OF_MEMORY
+    pod_manifest = pod(phase="Failed", containerStatuses=[container(ended_pod(137, "OOMKilled"))])
+    problem = find_pod_problem(pod_manifest)
+    assert read_pod_status(pod_manifest).cause is TerminationCause.OUT_OF_MEMORY
     assert problem is not None
-    assert problem.reason == classify_master_pod(seen).reason == "OOMKilled"
-    assert is_pod_over(seen)
+    assert problem.reason == classify_master_pod(pod_manifest).reason == "OOMKilled"
+    assert is_pod_over(pod_manifest)
 
 
 def test_only_the_readers_know_the_field_that_says_an_object_is_being_deleted() -> None:

@@ -64,11 +64,11 @@ def of_pods(message: str, *roles: str) -> Admission:
 
 def test_every_object_and_one_pod_of_each_kind_is_shown_to_the_server() -> None:
     cluster = ready()
-    found = check_cluster(cluster, replace(SPEC, workers=WorkerSpec(1, 5, priority="high=0.5")))
+    preflight = check_cluster(cluster, replace(SPEC, workers=WorkerSpec(1, 5, priority="high=0.5")))
     pods = [thing for thing in cluster.dry_runs if thing["kind"] == "Pod"]
     classes = sorted((pod["metadata"]["labels"][names.ROLE_LABEL], pod["spec"]["priorityClassName"]) for pod in pods)
     assert classes == [("master", "high"), ("ps", "high"), ("worker", "high"), ("worker", "low")]
-    assert [(crowd.role, crowd.count) for crowd in found.pod_groups] == [
+    assert [(crowd.role, crowd.count) for crowd in preflight.pod_groups] == [
         (Role.MASTER, 1),
         (Role.PS, 1),
         (Role.WORKER, 3),
@@ -160,9 +160,9 @@ def test_what_may_not_be_looked_at_is_said_and_hinders_nothing() -> None:
     cluster = ready()
     cluster.deny("get", SECRETS, VOLUME_CLAIMS)
     cluster.deny("list", NODES, RESOURCE_QUOTAS)
-    found = check_cluster(cluster, PULLED)
-    assert (found.nodes, found.quotas) == (None, None)
-    claim, secret = found.remarks
+    preflight = check_cluster(cluster, PULLED)
+    assert (preflight.nodes, preflight.quotas) == (None, None)
+    claim, secret = preflight.remarks
     assert not missing_keys(claim, "unknown", "PersistentVolumeClaim files", "persistentvolumeclaims")
     assert not missing_keys(secret, "unknown", "Secret puller", "secrets")
 
@@ -273,5 +273,5 @@ def test_everything_is_asked_at_once() -> None:
 
 
 def test_a_request_names_what_its_pods_need() -> None:
-    found: SubmissionRequest = build_request(PULLED, namespace="team")
-    assert (found.claims, tuple(found.pull_secrets), found.replaces_ended) == (("files",), ("puller",), False)
+    request: SubmissionRequest = build_request(PULLED, namespace="team")
+    assert (request.claims, tuple(request.pull_secrets), request.replaces_ended) == (("files",), ("puller",), False)

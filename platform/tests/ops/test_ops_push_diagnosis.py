@@ -79,19 +79,19 @@ class PushStatusScript:
 
 
 def _round(line: str) -> RoundStatus | None:
-    found = UPDATE.fullmatch(line)
-    if found is None:
+    match = UPDATE.fullmatch(line)
+    if match is None:
         assert line == "update none"
         return None
-    awaited = tuple(map(int, found[3].split()))
-    return RoundStatus(int(found[1]), int(found[2]), awaited, len(awaited), float(found[4]))
+    awaited = tuple(map(int, match[3].split()))
+    return RoundStatus(int(match[1]), int(match[2]), awaited, len(awaited), float(match[4]))
 
 
 def _table(line: str) -> TableStatus:
-    found = TABLE.fullmatch(line)
-    assert found is not None
-    bound = {"max_rows": int(found[3]), "full": float(found[4])} if found[3] else {}
-    return TableStatus(found[1], int(found[2]), 64 << 10, **bound)  # type: ignore[arg-type]
+    match = TABLE.fullmatch(line)
+    assert match is not None
+    bound = {"max_rows": int(match[3]), "full": float(match[4])} if match[3] else {}
+    return TableStatus(match[1], int(match[2]), 64 << 10, **bound)  # type: ignore[arg-type]
 
 
 def findings_text(text: str) -> Iterator[str]:
@@ -118,8 +118,8 @@ def test_scenario(path: Path, pytestconfig: pytest.Config) -> None:
 def test_of_many_workers_a_few_are_named() -> None:
     published = ParametersStatus(Strategy(mode="sync", grads_to_wait=30), round=RoundStatus(1, 30, (1, 2, 3), 29, 60.0))
     job = job_view(PublishedStatus(replace(STATUS, parameters=published, workers=())))
-    (found,) = diagnose_pushes(job, "mnist")
-    assert not missing_keys(found.text, "worker-1, worker-2, worker-3", "26 more", "29 gradients")
+    (finding,) = diagnose_pushes(job, "mnist")
+    assert not missing_keys(finding.text, "worker-1, worker-2, worker-3", "26 more", "29 gradients")
 
 
 def test_a_job_that_tells_nothing_of_parameters_has_no_complaints() -> None:

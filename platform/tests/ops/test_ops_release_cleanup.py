@@ -85,9 +85,9 @@ def test_what_departs_is_deleted_or_owned_by_nobody_who_stays(
     for number, (owner, leaving) in enumerate(parts):
         gone = {"deletionTimestamp": when(0.0)} if leaving else {}
         objects.append(owned_object("ConfigMap", f"part-{number}", owner, uid=f"uid-{number}", **gone))
-    found = select_departing(JobObjects(tuple(objects), 0.0), going).objects
+    departing = select_departing(JobObjects(tuple(objects), 0.0), going).objects
     for each in objects:
         meta = each["metadata"]
         owners = {owner["uid"] for owner in meta["ownerReferences"]}
         stays = meta["uid"] not in going if each["kind"] == "Job" else not owners or bool(owners & (jobs - going))
-        assert (each in found) == ("deletionTimestamp" in meta or not stays)
+        assert (each in departing) == ("deletionTimestamp" in meta or not stays)

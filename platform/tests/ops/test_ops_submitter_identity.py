@@ -13,9 +13,9 @@ SCHEDULED = ENV | {"EDL_SCHEDULED": "true", "EDL_SUBMITTER_JOB": "train-submit-2
 
 
 def identity(variables: dict[str, str]) -> SubmitterIdentity:
-    found = read_identity(variables)
-    assert found is not None
-    return found
+    submitter = read_identity(variables)
+    assert submitter is not None
+    return submitter
 
 
 def test_without_a_release_there_is_no_submitter() -> None:
