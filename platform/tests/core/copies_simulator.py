@@ -99,8 +99,8 @@ class CopiesSimulator(WorldSimulator):
 
     def running_members(self) -> list[SimulatedRank]:
         """The members of the newest round that train."""
-        found = (worker for worker in self.workers.values() if worker.is_alive)
-        return [x for x in found if x.state.phase is RankPhase.RUNNING and x.state.round == self.rounds.round]
+        living = (worker for worker in self.workers.values() if worker.is_alive)
+        return [x for x in living if x.state.phase is RankPhase.RUNNING and x.state.round == self.rounds.round]
 
     # -------------------------------------------------------------------------------------------- workers
 

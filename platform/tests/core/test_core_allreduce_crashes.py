@@ -159,21 +159,21 @@ class World:
         assert training is not None
         # As ``ShareSource.align`` does.
         for worker in living:
-            held = self.positions.setdefault(worker, {})
-            self.positions[worker] = {lease: each for lease, each in held.items() if lease in training.leases}
+            positions = self.positions.setdefault(worker, {})
+            self.positions[worker] = {lease: each for lease, each in positions.items() if lease in training.leases}
 
     def request_leases(self) -> None:
         """Let each member hold up to two leases."""
         training = self.master.state.training_ledger
         assert training is not None
         for worker in self.master.rounds.members:
-            held = {lease: each for lease, each in self.positions[worker].items() if lease in training.leases}
-            self.positions[worker] = held
-            while len(held) < 2 and self.end is None:
-                answer = self._do(self.master.lease, worker, *held)
+            positions = {lease: each for lease, each in self.positions[worker].items() if lease in training.leases}
+            self.positions[worker] = positions
+            while len(positions) < 2 and self.end is None:
+                answer = self._do(self.master.lease, worker, *positions)
                 if not isinstance(answer, LeaseReply):
                     break
-                held[answer.lease] = (answer, 0)
+                positions[answer.lease] = (answer, 0)
 
     def _next_share(self, worker: str) -> Share | None:
         for lease, (granted, at) in self.positions[worker].items():
@@ -182,7 +182,7 @@ class World:
         return None
 
     def _records(self, share: Share) -> set[int]:
-        granted = next(held[share.lease][0] for held in self.positions.values() if share.lease in held)
+        granted = next(positions[share.lease][0] for positions in self.positions.values() if share.lease in positions)
         start = granted.record_range.start
         return set(range(start + share.start, start + share.end))
 
@@ -285,10 +285,10 @@ def test_suspect_records_are_leased_one_minibatch_at_a_time_to_a_worker_that_hol
     while suspects.suspect_ranges:
         world.request_leases()
         for worker in world.master.rounds.members:
-            held = list(training.worker_leases(worker))
-            if any(suspects.is_suspect(lease.record_range) for lease in held):
+            leases = list(training.worker_leases(worker))
+            if any(suspects.is_suspect(lease.record_range) for lease in leases):
                 leased_suspects += 1
-                assert [lease.step_count for lease in held] == [1]
+                assert [lease.step_count for lease in leases] == [1]
         world.take_step()
     # What a worker may have read ahead, and not the whole of its leases.
     assert leased_suspects == 1 + MAX_FED_AHEAD

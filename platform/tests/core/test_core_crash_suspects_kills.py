@@ -45,14 +45,14 @@ class KilledWorkers:
             self._take_step()
 
     def _take_step(self) -> None:
-        for worker, held in enumerate(self.held):
-            if held is None and self.queue:
+        for worker, position in enumerate(self.held):
+            if position is None and self.queue:
                 self._lease(worker)
         victims = {self.random.randrange(len(self.held))} if self.random.random() < self.rate else set()
-        for worker, held in enumerate(self.held):
-            if held is None:
+        for worker, position in enumerate(self.held):
+            if position is None:
                 continue
-            lease, done = held
+            lease, done = position
             at = lease.record_range.start + done * MINIBATCH
             if worker in victims or at in self.deadly:
                 self._end(worker, lease, done)

@@ -12,9 +12,9 @@ leases = st.dictionaries(st.integers(1, 5), st.integers(0, 9))
 
 
 def cut(**applied: dict[int, int]) -> PendingCut:
-    found = PendingCut(7, checkpoint=True, pin=False)
-    found.applied_steps = {name.replace("_", "-"): steps for name, steps in applied.items()}
-    return found
+    pending = PendingCut(7, checkpoint=True, pin=False)
+    pending.applied_steps = {name.replace("_", "-"): steps for name, steps in applied.items()}
+    return pending
 
 
 @given(st.sets(servers), st.lists(st.tuples(st.sampled_from(CutStage), servers)))

@@ -192,14 +192,14 @@ class EvaluatedJob(CoreHarness):
     def cut(self, error: str = "") -> list[Any]:
         number = self.state.cut_number
         self.see(CutPrepared("ps-0", number), UpdatesHeld("ps-0", number, {}))
-        taken = self.see(SnapshotTaken("ps-0", number, self.state.step, 0.0))
-        return taken + (self.see(CheckpointSaveFinished(number, error)) if saves(taken) else [])
+        commands = self.see(SnapshotTaken("ps-0", number, self.state.step, 0.0))
+        return commands + (self.see(CheckpointSaveFinished(number, error)) if saves(commands) else [])
 
     def leases(self) -> list[LeaseReply]:
-        found = []
+        leases = []
         while granted := [x for x in self.see(LeaseRequested("worker-0")) if isinstance(x, LeaseReply)]:
-            found += granted
-        return found
+            leases += granted
+        return leases
 
     def evaluated(self, loss: float) -> list[Any]:
         """The evaluation that is under way."""
@@ -264,8 +264,8 @@ def test_the_best_weights_become_the_newest_checkpoint_at_the_end() -> None:
     for lease in list(job.state.ledgers["training"].leases):
         job.see(TaskReported("worker-0", lease))
     job.cut()
-    told = job.evaluated(3.0)
-    (copy,) = [command for command in told if isinstance(command, CopyCheckpoint)]
+    commands = job.evaluated(3.0)
+    (copy,) = [command for command in commands if isinstance(command, CopyCheckpoint)]
     assert (copy.source, job.state.phase) == (best, "Evaluating")
     ended = job.see(CheckpointCopyFinished(best, copy.cut))
     assert job.state.checkpoint is not None

@@ -304,23 +304,23 @@ def test_an_evaluation_of_a_copy_survives_the_compaction_of_the_journal() -> Non
 
 
 def simulate(seeds: Iterable[int]) -> Counter[str]:
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for seed in seeds:
         simulator = CopiesSimulator(seed, members_min=1 + seed % 2, most=1 + seed % 2, records=60)
         simulator.run(300)
         simulator.finish_evaluation()
-        found["completed"] += len(simulator.completed)
-        found["given up"] += simulator.given_up
-    return found
+        counts["completed"] += len(simulator.completed)
+        counts["given up"] += simulator.given_up
+    return counts
 
 
 @pytest.mark.examples
 @pytest.mark.parametrize("block", range(2))
 @pytest.mark.first_cases(1)
 def test_only_steps_that_count_are_evaluated_whatever_dies(block: int) -> None:
-    found = simulate(range(block, SEEDS, 2))
-    assert found["completed"] > SEEDS // 4
-    assert found["given up"] > 0
+    counts = simulate(range(block, SEEDS, 2))
+    assert counts["completed"] > SEEDS // 4
+    assert counts["given up"] > 0
 
 
 def begin_early(self: EvaluationCopies, rounds: WorldRounds, after: int) -> int:

@@ -130,8 +130,8 @@ def test_in_an_undisturbed_epoch_a_rank_has_no_records_in_two_steps_at_most(
         for rank in data.draw(st.permutations(range(world))):
             while unleased:
                 available = sum(leases[rank])
-                held = available + sum(shares[rank] for shares in pending[-lag:] if lag)
-                limit = limit_lease(left_in_ledger, held, 3 - len(leases[rank]), size, rank, world)
+                held_records = available + sum(shares[rank] for shares in pending[-lag:] if lag)
+                limit = limit_lease(left_in_ledger, held_records, 3 - len(leases[rank]), size, rank, world)
                 most = min(lease_records, limit)
                 if not most:
                     break
@@ -142,9 +142,9 @@ def test_in_an_undisturbed_epoch_a_rank_has_no_records_in_two_steps_at_most(
         for rank, count in enumerate(shares):
             without[rank] += count == 0
             while count:
-                taken = min(count, leases[rank][0])
-                leases[rank][0] -= taken
-                count -= taken
+                taken_records = min(count, leases[rank][0])
+                leases[rank][0] -= taken_records
+                count -= taken_records
                 if not leases[rank][0]:
                     leases[rank].pop(0)
         pending.append(shares)

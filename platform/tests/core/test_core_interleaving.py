@@ -19,8 +19,8 @@ groups = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 7)), min_size=1, 
 def test_every_record_of_every_group_has_one_position(given_groups: list[tuple[int, int]]) -> None:
     counts, weights = zip(*given_groups, strict=True)
     merged = Interleaving(counts, weights)
-    found = Counter(merged.groups(0, merged.records))
-    assert {group: found[group] for group in range(len(counts))} == dict(enumerate(counts))
+    group_counts = Counter(merged.groups(0, merged.records))
+    assert {group: group_counts[group] for group in range(len(counts))} == dict(enumerate(counts))
 
 
 @given(groups, st.integers(0, 200), st.integers(0, 200))
@@ -29,9 +29,9 @@ def test_any_range_of_positions_is_that_of_the_whole_epoch(
 ) -> None:
     merged = Interleaving(*zip(*given_groups, strict=True))
     start, end = sorted(min(each, merged.records) for each in (one, other))
-    whole = merged.groups(0, merged.records)
-    assert merged.groups(start, end) == whole[start:end]
-    assert merged.count_before(start) == tuple(whole[:start].count(group) for group in range(len(given_groups)))
+    all_groups = merged.groups(0, merged.records)
+    assert merged.groups(start, end) == all_groups[start:end]
+    assert merged.count_before(start) == tuple(all_groups[:start].count(group) for group in range(len(given_groups)))
 
 
 def test_groups_come_by_their_weights_until_one_is_exhausted() -> None:
@@ -52,11 +52,11 @@ ORDER = ShuffleOrder(
 
 
 def test_an_order_with_weights_has_every_record_once_in_leases_of_any_size() -> None:
-    found: Counter[tuple[str, int]] = Counter()
+    record_counts: Counter[tuple[str, int]] = Counter()
     for start in range(0, 90, 7):
         for source, ranges in ORDER.record_ranges(1, start, min(90, start + 7)).items():
-            found.update((source, record) for first, after in ranges for record in range(first, after))
-    assert found == Counter({(source, record): 1 for source in "abc" for record in range(30)})
+            record_counts.update((source, record) for first, after in ranges for record in range(first, after))
+    assert record_counts == Counter({(source, record): 1 for source in "abc" for record in range(30)})
 
 
 def test_weights_set_which_source_comes_first() -> None:

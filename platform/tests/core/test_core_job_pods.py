@@ -7,11 +7,11 @@ from edl.core.pod_lifecycle import MAX_CRASHES, STEPS_PER_CRASH
 
 def test_new_workers_get_consecutive_indices_though_each_wish_is_entered_as_it_is_read() -> None:
     job_pods = JobPods(ps_count=1)
-    asked = []
+    requested_pods = []
     for role, index in job_pods.missing_pods(3, now=0.0):
         job_pods.request_pod(role, index, 0.0)
-        asked.append((role, index))
-    assert asked == [(Role.PS, 0), (Role.WORKER, 0), (Role.WORKER, 1), (Role.WORKER, 2)]
+        requested_pods.append((role, index))
+    assert requested_pods == [(Role.PS, 0), (Role.WORKER, 0), (Role.WORKER, 1), (Role.WORKER, 2)]
     assert job_pods.missing_pods(3, now=0.0) == []
 
 
@@ -61,12 +61,12 @@ def test_why_a_pod_was_told_to_go_is_remembered_when_its_end_does_not_say() -> N
 
 def refuse(job_pods: JobPods, workers: int, now: float) -> list[int]:
     """Everything that is asked for is refused; the indices that were asked for."""
-    asked = job_pods.missing_pods(workers, now)
-    for role, index in asked:
+    missing_pods = job_pods.missing_pods(workers, now)
+    for role, index in missing_pods:
         job_pods.request_pod(role, index, now)
-    for role, index in asked:
+    for role, index in missing_pods:
         job_pods.record_start_refusal(role, index, "exceeded quota", now)
-    return [index for _, index in asked]
+    return [index for _, index in missing_pods]
 
 
 def test_what_was_refused_is_asked_for_under_the_same_index_and_one_at_a_time() -> None:

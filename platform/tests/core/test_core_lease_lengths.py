@@ -92,17 +92,17 @@ class UndisturbedWorld:
         return self.done[lease.lease] < lease.record_range.records
 
     def _request(self, worker: str) -> None:
-        held = self.leases[worker]
-        while sum(map(self._has_records, held)) < SLOTS:
-            answer = self.master.lease(worker, *(each.lease for each in held))
+        leases = self.leases[worker]
+        while sum(map(self._has_records, leases)) < SLOTS:
+            answer = self.master.lease(worker, *(each.lease for each in leases))
             if not isinstance(answer, LeaseReply):
                 return
-            held.append(answer)
+            leases.append(answer)
 
     def _make_step(self) -> None:
         shares = []
-        for held in self.leases.values():
-            lease = next(filter(self._has_records, held), None)
+        for leases in self.leases.values():
+            lease = next(filter(self._has_records, leases), None)
             if lease is not None:
                 start = self.done[lease.lease]
                 self.done[lease.lease] = end = min(start + lease.minibatch, lease.record_range.records)
@@ -112,12 +112,12 @@ class UndisturbedWorld:
             self.step += 1
             self.shares[self.step] = tuple(share for _, share in shares)
             with_records = {lease.lease for lease, _ in shares}
-            without = [w for w, held in self.leases.items() if not with_records & {x.lease for x in held}]
+            without = [w for w, leases in self.leases.items() if not with_records & {x.lease for x in leases}]
             self.without.update((w, max(lease.record_range.epoch for lease, _ in shares)) for w in without)
 
     def _report(self) -> None:
         """Rank 0 reports; when nobody has records all ranks have applied the newest step."""
-        is_idle = not any(self._has_records(lease) for held in self.leases.values() for lease in held)
+        is_idle = not any(self._has_records(lease) for leases in self.leases.values() for lease in leases)
         stable = self.step if is_idle else self.step - 1 - self.lag
         if stable > self.master.rounds.committed_step:
             first = self.master.rounds.members[0]
@@ -125,8 +125,8 @@ class UndisturbedWorld:
                 first, RankPhase.RUNNING, step=self.step, stable=stable, shares=self.shares, is_paused=is_idle
             )
             self.shares = {step: shares for step, shares in self.shares.items() if step > view.committed_step}
-            for worker, held in self.leases.items():
-                self.leases[worker] = [each for each in held if each.lease in self.training.leases]
+            for worker, leases in self.leases.items():
+                self.leases[worker] = [each for each in leases if each.lease in self.training.leases]
             if MODEL_FILE in self.master.state.ledgers:
                 self._write_file(first)
 
@@ -256,12 +256,12 @@ def _open_records(ledger: Ledger) -> set[tuple[int, str, int]]:
     copy.restore_snapshot(ledger.to_snapshot())
     for number in [*copy.leases]:
         copy.finish_lease(number)
-    found: set[tuple[int, str, int]] = set()
+    open_records: set[tuple[int, str, int]] = set()
     while (work := copy.next_range()) is not None:
         copy.grant_range(10_000, work, "w")
         copy.finish_lease(10_000)
-        found |= _records(work)
-    return found
+        open_records |= _records(work)
+    return open_records
 
 
 def _records(work: RecordRange) -> set[tuple[int, str, int]]:

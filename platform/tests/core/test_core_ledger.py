@@ -140,9 +140,11 @@ class LedgerMachine(RuleBasedStateMachine):
         for number, left in self.leased.items():
             lease = Lease(number, *self._of(before, number))
             work = lease.record_range
-            held = {(work.epoch, work.source, i) for i in range(work.start, lease.record_after_steps(applied[number]))}
-            self.done |= held & left
-            self.todo |= left - held
+            cut_records = {
+                (work.epoch, work.source, i) for i in range(work.start, lease.record_after_steps(applied[number]))
+            }
+            self.done |= cut_records & left
+            self.todo |= left - cut_records
         self.leased = {}
 
     def _of(self, snapshot: dict[str, list[list[object]]], number: int) -> tuple[RecordRange, int, str]:
@@ -212,15 +214,15 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def ranges_show_what_is_neither_planned_nor_done(self) -> None:
-        found: dict[str, Counter[Record]] = {
+        record_counts: dict[str, Counter[Record]] = {
             place: Counter() for place in ("returned", "begun", "leased", "quarantined")
         }
         for place, work in self.ledger.open_ranges():
-            found[place].update(records(work))
-        assert found["leased"] == Counter(record for left in self.leased.values() for record in left)
-        assert found["quarantined"] == Counter(self.aside)
-        assert found["returned"].keys() | found["begun"].keys() <= self.todo
-        assert all(count == 1 for place in found.values() for count in place.values())
+            record_counts[place].update(records(work))
+        assert record_counts["leased"] == Counter(record for left in self.leased.values() for record in left)
+        assert record_counts["quarantined"] == Counter(self.aside)
+        assert record_counts["returned"].keys() | record_counts["begun"].keys() <= self.todo
+        assert all(count == 1 for place in record_counts.values() for count in place.values())
 
 
 LedgerMachine.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
@@ -235,8 +237,8 @@ def test_only_what_is_next_can_be_leased() -> None:
 
 def test_a_shard_of_several_leases_stays_with_its_worker_and_others_help_at_the_end_of_an_epoch() -> None:
     ledger = Ledger(ShardPlan((RecordSource("", 40),), 20), 2, 5, lease_records=10)
-    asked = ["v", "w", "v", "w", "w"]
-    for number, worker in enumerate(asked):
+    workers = ["v", "w", "v", "w", "w"]
+    for number, worker in enumerate(workers):
         work = ledger.next_range(worker=worker)
         assert work is not None
         ledger.grant_range(number, work, worker)

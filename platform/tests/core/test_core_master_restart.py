@@ -162,8 +162,8 @@ def test_parameters_that_the_journal_knows_nothing_of_are_not_trained_on() -> No
     assert deleted_pods(harness, PsAttached("ps-0", True, 0)) == [], (
         "it holds what it was declared with, and nothing else"
     )
-    told = deleted_pods(harness, PsAttached("ps-1", True, 17))
-    assert told == ["ps-1", "worker-0"], "who has declared the model will not do so again"
+    deleted = deleted_pods(harness, PsAttached("ps-1", True, 17))
+    assert deleted == ["ps-1", "worker-0"], "who has declared the model will not do so again"
     assert not any(isinstance(answer, LeaseReply) for answer in harness.see(LeaseRequested("worker-0")))
     harness.see(killed(Role.PS, 1), killed(Role.WORKER, 0), alive(Role.WORKER, 1), alive(Role.PS, 1, "ps-1-b"))
     harness.see(PsRegistered("ps-1-b"), PsAttached("ps-1-b", False, 0))

@@ -119,15 +119,15 @@ def test_a_worker_that_exits_before_it_was_told_to_is_told_apart(cause: Terminat
 def test_what_somebody_wanted_is_laid_to_nothing(
     ended: PodState, wanted: bool, working: bool, in_minibatch: bool
 ) -> None:
-    found = assign_blame(ended, is_explained=wanted, is_working=working, in_minibatch=in_minibatch)
+    blame = assign_blame(ended, is_explained=wanted, is_working=working, in_minibatch=in_minibatch)
     if wanted or not working or ended not in (PodState.KILLED, PodState.EXITED):
-        assert found is EndBlame.NOTHING
+        assert blame is EndBlame.NOTHING
     else:
-        assert found is (EndBlame.MINIBATCH if in_minibatch else EndBlame.ROLE)
+        assert blame is (EndBlame.MINIBATCH if in_minibatch else EndBlame.ROLE)
 
 
 @pytest.mark.parametrize("ended", [PodState.KILLED, PodState.EXITED])
 def test_an_end_without_a_word_that_is_laid_to_the_role_waits_as_a_crash_does(ended: PodState) -> None:
     for crashes in range(1, MAX_CRASHES + 1):
-        found = decide_relaunch(ended, crashes, crashed=True)
-        assert found.value == decide_relaunch(PodState.CRASHED, crashes).value
+        delay = decide_relaunch(ended, crashes, crashed=True)
+        assert delay.value == decide_relaunch(PodState.CRASHED, crashes).value

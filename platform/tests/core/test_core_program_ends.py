@@ -65,25 +65,25 @@ def test_a_program_that_fails_fails_the_job_with_its_report(job: JobStateMachine
     job.handle(WorkerFailed("w1", "crash", "OSError: no space left", "the traceback"), 1.0)
     job.handle(ended(0, 0), 1.0)
     job.handle(ended(1, 7), 1.0)
-    found = outcome(job)
-    assert found is not None
-    assert (found.phase, found.failure_kind, found.detail) == ("Failed", "crash", "the traceback")
-    assert not missing_keys(found.reason, "worker-1", "exit code 7", "after the last record", "no space left")
-    assert (job.phase, job.reason) == ("Failed", found.reason)
+    end = outcome(job)
+    assert end is not None
+    assert (end.phase, end.failure_kind, end.detail) == ("Failed", "crash", "the traceback")
+    assert not missing_keys(end.reason, "worker-1", "exit code 7", "after the last record", "no space left")
+    assert (job.phase, job.reason) == ("Failed", end.reason)
     assert outcome(job) is None, "only once"
 
 
 def test_a_program_that_goes_on_too_long_fails_the_job(job: JobStateMachine) -> None:
     job.handle(ended(0, 0), 1.0)
-    found = outcome(job)
-    assert found is not None
-    assert not missing_keys(found.reason, "worker-1", "had not ended 600 s later")
+    end = outcome(job)
+    assert end is not None
+    assert not missing_keys(end.reason, "worker-1", "had not ended 600 s later")
 
 
 def test_a_program_that_was_stopped_with_its_job_is_said_to_be(job: JobStateMachine) -> None:
-    found = outcome(job, None)
-    assert found is not None
-    assert not missing_keys(found.reason, "worker-0", "worker-1", "when the job was stopped")
+    end = outcome(job, None)
+    assert end is not None
+    assert not missing_keys(end.reason, "worker-0", "worker-1", "when the job was stopped")
 
 
 @pytest.mark.parametrize("cause", [TerminationCause.PREEMPTED, TerminationCause.EVICTED, TerminationCause.NODE_LOST])
@@ -103,17 +103,17 @@ def test_a_program_that_the_cluster_takes_away_is_a_warning_if_another_ended_in_
 def test_programs_of_which_all_were_taken_away_fail_the_job(job: JobStateMachine) -> None:
     job.handle(ended(0, 137, cause=TerminationCause.PREEMPTED), 1.0)
     job.handle(ended(1, 143, cause=TerminationCause.NODE_LOST), 1.0)
-    found = outcome(job)
-    assert found is not None
-    assert not missing_keys(found.reason, "worker-0", "worker-1", "preempted", "node lost")
+    end = outcome(job)
+    assert end is not None
+    assert not missing_keys(end.reason, "worker-0", "worker-1", "preempted", "node lost")
 
 
 def test_a_program_that_ran_out_of_memory_fails_the_job(job: JobStateMachine) -> None:
     job.handle(ended(0, 137, cause=TerminationCause.OUT_OF_MEMORY), 1.0)
     job.handle(ended(1, 0), 1.0)
-    found = outcome(job)
-    assert found is not None
-    assert not missing_keys(found.reason, "worker-0", "out of memory")
+    end = outcome(job)
+    assert end is not None
+    assert not missing_keys(end.reason, "worker-0", "out of memory")
 
 
 def test_a_worker_that_starts_after_the_last_record_does_not_count(job: JobStateMachine) -> None:

@@ -31,15 +31,15 @@ class LargeJob(CoreJob):
     def see(self, *happened: ev.CoreEvent, after: float = 0.0) -> list[Any]:
         """Everything that was decided, also about what the PS answered."""
         self.now += after
-        seen: list[Any] = []
+        all_commands: list[Any] = []
         waiting = deque(happened)
         while waiting:
             self.now += 1e-4
             commands = self.state.handle(waiting.popleft(), self.now)
-            seen += commands
+            all_commands += commands
             for command in commands:
                 waiting.extend(self._answers(command))
-        return seen
+        return all_commands
 
     def _answers(self, command: ev.CoreCommand) -> list[ev.CoreEvent]:
         match command:

@@ -18,22 +18,22 @@ sizes = st.lists(st.lists(st.integers(1, 30), max_size=8), min_size=1, max_size=
 
 
 def order_of(blocks: Sequence[Sequence[int]], window: int, seed: int = 0) -> ShuffleOrder:
-    sources = tuple(RecordSource(f"part-{at}", sum(found)) for at, found in enumerate(blocks))
+    sources = tuple(RecordSource(f"part-{at}", sum(block_sizes)) for at, block_sizes in enumerate(blocks))
     return ShuffleOrder(sources, BlockLayout.from_sizes(blocks, 1).runs, window, seed)
 
 
 def places(order: ShuffleOrder, epoch: int) -> list[RecordPosition]:
-    found = order.epoch_order(epoch)
-    return [found.locate_record(position) for position in range(order.records)]
+    epoch_order = order.epoch_order(epoch)
+    return [epoch_order.locate_record(position) for position in range(order.records)]
 
 
 @given(sizes, st.integers(1, 300), st.integers(0, 2**40), st.integers(0, 3))
 def test_an_epoch_has_every_record_exactly_once(blocks: list[list[int]], window: int, seed: int, epoch: int) -> None:
     order = order_of(blocks, window, seed)
     expected = {RecordPosition(source.name, record) for source in order.sources for record in range(source.records)}
-    found = places(order, epoch)
-    assert len(found) == order.records
-    assert set(found) == expected
+    positions = places(order, epoch)
+    assert len(positions) == order.records
+    assert set(positions) == expected
 
 
 @given(sizes, st.integers(1, 300), st.lists(st.integers(0, 900), max_size=6))
@@ -41,11 +41,11 @@ def test_leases_cut_anywhere_hold_every_record_once(blocks: list[list[int]], win
     """Each cut is asked of an order of its own: no worker needs what another one computed."""
     order = order_of(blocks, window)
     edges = sorted({0, order.records, *(cut % (order.records + 1) for cut in cuts)})
-    found: Counter[tuple[str, int]] = Counter()
+    record_counts: Counter[tuple[str, int]] = Counter()
     for start, end in pairwise(edges):
         for source, ranges in order_of(blocks, window).epoch_order(1).record_ranges(start, end).items():
-            found.update((source, record) for first, after in ranges for record in range(first, after))
-    assert found == Counter({(s.name, record): 1 for s in order.sources for record in range(s.records)})
+            record_counts.update((source, record) for first, after in ranges for record in range(first, after))
+    assert record_counts == Counter({(s.name, record): 1 for s in order.sources for record in range(s.records)})
 
 
 @given(sizes, st.integers(1, 300))
@@ -55,12 +55,12 @@ def test_a_window_holds_records_of_its_own_blocks_only(blocks: list[list[int]], 
     for start in range(0, epoch.records, window):
         end = min(start + window, epoch.records)
         numbers = epoch.block_range(start, end)
-        held = {
+        block_positions = {
             RecordPosition(block.source, record)
             for block in (epoch.blocks[number] for number in numbers)
             for record in range(block.start, block.end)
         }
-        assert {epoch.locate_record(position) for position in range(start, end)} <= held
+        assert {epoch.locate_record(position) for position in range(start, end)} <= block_positions
         inner = [epoch.blocks[number] for number in numbers[1:-1]]
         assert sum(block.end - block.start for block in inner) <= end - start
 
@@ -98,8 +98,8 @@ def test_the_order_of_a_seed_is_the_same_in_every_version() -> None:
 def test_blocks_are_mixed_and_not_only_moved() -> None:
     """Records sorted by their label: each minibatch of a window has about as many of one half as of the other."""
     order = order_of([[256] * 32], 8192)
-    found = [place.record < 4096 for place in places(order, 0)]
-    minibatches = [sum(found[at : at + 64]) for at in range(0, 8192, 64)]
+    in_first_half = [place.record < 4096 for place in places(order, 0)]
+    minibatches = [sum(in_first_half[at : at + 64]) for at in range(0, 8192, 64)]
     assert min(minibatches) >= 8
     assert max(minibatches) <= 56
     assert 30 <= sum(minibatches) / len(minibatches) <= 34
@@ -107,10 +107,10 @@ def test_blocks_are_mixed_and_not_only_moved() -> None:
 
 def test_a_window_smaller_than_its_blocks_mixes_within_the_window() -> None:
     order = order_of([[100, 100]], 10, seed=3)
-    found = places(order, 0)
-    windows = [{place.record // 10 for place in found[at : at + 10]} for at in range(0, 200, 10)]
+    positions = places(order, 0)
+    windows = [{place.record // 10 for place in positions[at : at + 10]} for at in range(0, 200, 10)]
     assert all(len(tens) == 1 for tens in windows)
-    assert [place.record for place in found[:10]] != sorted(place.record for place in found[:10])
+    assert [place.record for place in positions[:10]] != sorted(place.record for place in positions[:10])
 
 
 def test_too_many_blocks_are_put_together() -> None:

@@ -171,8 +171,8 @@ def test_workers_without_room_are_withdrawn_when_the_data_is_used_up() -> None:
     world = TrainingWorld(JobSettings(minibatch=8, task_records=24, workers=5), SOURCES, seed=1, capacity=2)
     world.run(DAYS)
     world.check_end()
-    told = [tell for tell in world.emitted_events if isinstance(tell, RoleStarted)]
-    started = {tell.index for tell in told if tell.role == "worker"}
+    start_events = [tell for tell in world.emitted_events if isinstance(tell, RoleStarted)]
+    started = {tell.index for tell in start_events if tell.role == "worker"}
     withdrawn = [tell for tell in world.emitted_events if isinstance(tell, RoleLeaving)]
     assert all("no work waits" in tell.cause for tell in withdrawn)
     assert {tell.index for tell in withdrawn} == set(range(5)) - started

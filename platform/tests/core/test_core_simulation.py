@@ -186,9 +186,9 @@ def test_a_job_that_is_stopped_after_a_final_checkpoint_goes_on_where_it_was(
     stopped = world.end_command
     if stopped.phase == "Done":  # it was over before
         return
-    master, whole = world.master, "contains all" in stopped.reason
+    master, contains_all = world.master, "contains all" in stopped.reason
     assert master is not None
-    if whole:
+    if contains_all:
         assert master.checkpoint is not None
         assert master.training_ledger is not None
         assert master.checkpoint.ledger["done_records"] == master.training_ledger.done_records
@@ -196,7 +196,7 @@ def test_a_job_that_is_stopped_after_a_final_checkpoint_goes_on_where_it_was(
     world.resume_job()
     world.run(2 * DAYS)
     world.check_end()
-    if whole:
+    if contains_all:
         assert [tell.records for tell in world.emitted_events if isinstance(tell, RollbackDone)][-1] == 0
         assert world.master.counters.rolled_back == before
 
@@ -343,8 +343,8 @@ def test_a_shuffled_minibatch_that_makes_workers_crash_is_named_by_file_and_reco
     expected = order.epoch_order(0).record_ranges(40, 44)
     (entry,) = (entry for entry in world.returned_leases if entry.quarantine)
     assert entry.records == expected
-    (told,) = (told for told in world.emitted_events if isinstance(told, RangeQuarantined))
-    assert f"{describe_ranges(expected)} made workers crash 3 times" in told.reason
+    (event,) = (event for event in world.emitted_events if isinstance(event, RangeQuarantined))
+    assert f"{describe_ranges(expected)} made workers crash 3 times" in event.reason
     training = world.master.ledgers["training"]
     assert [(work.source, work.start, work.end) for work in training.quarantined_ranges] == [("", 40, 44)]
     assert training.done_records == training.total_records - 4

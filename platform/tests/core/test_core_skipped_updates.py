@@ -60,8 +60,8 @@ def test_a_copy_of_the_state_has_the_skipped_steps_that_no_master_knows() -> Non
 
 def warn(harness: CoreHarness, worker: str, *warnings: WorkerWarning) -> list[str]:
     """Report warnings; returns those of which users are told."""
-    said = harness.see(ProgressReported(worker, (), warnings))
-    return [x.event.message for x in said if isinstance(x, EmitEvent) and isinstance(x.event, WarningRaised)]
+    commands = harness.see(ProgressReported(worker, (), warnings))
+    return [x.event.message for x in commands if isinstance(x, EmitEvent) and isinstance(x.event, WarningRaised)]
 
 
 def test_a_warning_of_all_workers_is_shown_once() -> None:

@@ -99,8 +99,8 @@ def events_at_tick(runner: ScenarioRunner, now: float) -> list[Any]:
 
 def events_of(runner: ScenarioRunner, event: CoreEvent, now: float) -> list[Any]:
     """What people hear of it when something happens."""
-    told = (each.event for each in runner.state.handle(event, now) if isinstance(each, EmitEvent))
-    return [each for each in told if isinstance(each, TrainingStalled | StallEnded)]
+    events = (each.event for each in runner.state.handle(event, now) if isinstance(each, EmitEvent))
+    return [each for each in events if isinstance(each, TrainingStalled | StallEnded)]
 
 
 def test_people_are_told_that_it_stands_and_that_it_goes_on() -> None:
@@ -132,8 +132,8 @@ def test_a_node_that_is_lost_is_news_and_a_successor_on_its_way_is_none() -> Non
     see(runner, "ps-0-b", 19.0)
     runner.state.handle(PsHeartbeat("ps-1"), 20.0)
     assert events_at_tick(runner, 20.0) == []
-    said = "it is starting; its predecessor is lost: its node n1 is unreachable"
-    assert find_missing_ps(runner.state, 20.0) == (MissingPs(0, said, 1.7e9),)
+    reason = "it is starting; its predecessor is lost: its node n1 is unreachable"
+    assert find_missing_ps(runner.state, 20.0) == (MissingPs(0, reason, 1.7e9),)
     runner.play("20.1 registered ps-0-b")
     runner.play("20.2 attached ps-0-b empty")
     (end,) = events_of(runner, PsAttached("ps-0-b", initialized=True, version=0), 21.0)

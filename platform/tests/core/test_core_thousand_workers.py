@@ -82,10 +82,10 @@ def test_a_job_that_ended_while_it_grew_is_in_no_hurry() -> None:
 
 def test_of_a_thousand_workers_that_are_lost_each_is_asked_for_again() -> None:
     job = ThousandWorkerJob().grown(1000)
-    asked = [index for i in range(1000) for index in started(job.see(lost(i)))]
+    indices = [index for i in range(1000) for index in started(job.see(lost(i)))]
     while job.state.pods.count_expected_workers() < 1000:
-        asked += job.tick()
-    assert asked == list(range(1000, 2000))
+        indices += job.tick()
+    assert indices == list(range(1000, 2000))
     assert job.now < 3
 
 
@@ -110,8 +110,8 @@ def test_a_job_with_more_workers_than_a_batch_comes_to_its_end() -> None:
     world = TrainingWorld(JobSettings(minibatch=8, task_records=8, workers=START_BATCH + 20), (("a", 1_600),), seed=1)
     world.run(3600.0)
     world.check_end()
-    asked = [tell for tell in world.emitted_events if isinstance(tell, RoleRequested)]
-    assert sum(tell.role == "worker" for tell in asked) == START_BATCH + 20
+    requests = [tell for tell in world.emitted_events if isinstance(tell, RoleRequested)]
+    assert sum(tell.role == "worker" for tell in requests) == START_BATCH + 20
 
 
 # ------------------------------------------------------------------------------------------------ what one event costs
@@ -128,14 +128,14 @@ class LookCounter:
             self._watch(monkeypatch, Lease, name)
 
     def _watch(self, monkeypatch: pytest.MonkeyPatch, kind: type, name: str) -> None:
-        there = getattr(kind, name)
+        descriptor = getattr(kind, name)
 
         def read(one: object) -> Any:
             self.count += 1
-            return there.__get__(one)
+            return descriptor.__get__(one)
 
         def write(one: object, value: Any) -> None:
-            there.__set__(one, value)
+            descriptor.__set__(one, value)
 
         monkeypatch.setattr(kind, name, property(read, write))
 
@@ -197,11 +197,11 @@ def test_a_worker_that_waits_for_room_does_not_keep_one_that_builds_its_model_fr
 def recount(job_pods: JobPods) -> dict[str, object]:
     """What is counted as it changes, counted anew."""
     pods = [pod for pod in job_pods.by_uid.values() if pod.role is Role.WORKER]
-    asked = [wish for (role, _), wish in job_pods.requests.items() if role is Role.WORKER]
+    requests = [wish for (role, _), wish in job_pods.requests.items() if role is Role.WORKER]
     staying = [pod for pod in pods if pod.staying]
     return {
-        "wanted": len(staying) + len(asked),
-        "elevated": sum(pod.elevated for pod in staying) + sum(wish.options.elevated for wish in asked),
+        "wanted": len(staying) + len(requests),
+        "elevated": sum(pod.elevated for pod in staying) + sum(wish.options.elevated for wish in requests),
         "live": sorted(pod.uid for pod in pods if pod.live),
         "staying": sorted(pod.uid for pod in staying),
         "pending": sorted(pod.uid for pod in staying if not pod.has_run),
@@ -214,12 +214,12 @@ def recount(job_pods: JobPods) -> dict[str, object]:
 
 
 def counted(job_pods: JobPods) -> dict[str, object]:
-    there = job_pods.by_role[Role.WORKER]
+    workers = job_pods.by_role[Role.WORKER]
     return {
         "wanted": job_pods.count_expected_workers(),
         "elevated": job_pods.count_elevated(),
         **{
-            name: sorted(getattr(there, name))
+            name: sorted(getattr(workers, name))
             for name in ("live", "staying", "pending", "model_built", "told_to_leave")
         },
         "turned away": sorted(job_pods.requests.rejected_indices[Role.WORKER]),
@@ -255,7 +255,7 @@ def test_what_is_counted_as_it_changes_is_what_a_recount_gives(happened: list[tu
             case "listed":
                 event = ev.PodsSynced()
             case _:
-                seen = PodStatus(f"worker-{number}", Role.WORKER, number, phases.get(what, PodPhase.RUNNING))
-                event = ev.PodChanged(replace(seen, leaving=what == "leaving", elevated=number % 2 == 0))
+                status = PodStatus(f"worker-{number}", Role.WORKER, number, phases.get(what, PodPhase.RUNNING))
+                event = ev.PodChanged(replace(status, leaving=what == "leaving", elevated=number % 2 == 0))
         job.see(event)
         assert counted(job.state.pods) == recount(job.state.pods)

@@ -111,8 +111,8 @@ def test_a_wish_that_cannot_be_read_is_told_and_changes_nothing() -> None:
     job = NewJob()
     job.begin(4)
     job.see(ScaleRequested(max=3))
-    (told,) = job.see(*desired_state_events([DesiredState(unreadable="it is ignored")]))
-    assert told == EmitEvent(WarningRaised("it is ignored"))
+    (command,) = job.see(*desired_state_events([DesiredState(unreadable="it is ignored")]))
+    assert command == EmitEvent(WarningRaised("it is ignored"))
     assert job.state.workers_max == 3
 
 

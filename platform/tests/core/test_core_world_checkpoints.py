@@ -453,18 +453,18 @@ def test_when_a_writer_is_lost_other_ranks_write_a_later_step(lost: str, has_cop
     if has_copied:
         master.share("w1", cut, 2)
     master.kill(lost)
-    kept = [worker for worker in ("w0", "w1", "w2") if worker != lost]
+    survivors = [worker for worker in ("w0", "w1", "w2") if worker != lost]
     shares = {3: (Share(master.lease_number, 8, 12),)}
     for phase in (RankPhase.ENDED, RankPhase.CONFIRMED):
-        for worker in kept:
+        for worker in survivors:
             master.report(worker, phase, step=3, shares=shares if phase is RankPhase.ENDED else None)
     master.handle(Tick(), after=RETRY_SECONDS + 0.1)
-    order = master.report(kept[0], RankPhase.RUNNING, step=3).checkpoint
+    order = master.report(survivors[0], RankPhase.RUNNING, step=3).checkpoint
     assert order is not None
     assert order.cut > cut
     assert not master.has_saved()
-    for worker, shard in zip(kept, (FILE, OTHER_FILE), strict=True):
-        copied = CopiedState(order.cut, 3, 0.01, shard, writers=tuple(kept) if worker == kept[0] else ())
+    for worker, shard in zip(survivors, (FILE, OTHER_FILE), strict=True):
+        copied = CopiedState(order.cut, 3, 0.01, shard, writers=tuple(survivors) if worker == survivors[0] else ())
         master.report(worker, RankPhase.RUNNING, step=3, copied=copied)
     assert master.saving().shards == (FILE, OTHER_FILE)
     assert master.saving().cut == order.cut

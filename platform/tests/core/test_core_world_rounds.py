@@ -66,11 +66,11 @@ class Rounds:
 
 def running(*workers: str, members_min: int = 1) -> Rounds:
     """A round of these workers, in the order of their ranks, that runs."""
-    found = Rounds(*workers, members_min=len(workers))
-    found.confirm()
-    found.rounds.members_min = members_min
-    assert found.rounds.phase is RoundPhase.RUNNING
-    return found
+    rounds = Rounds(*workers, members_min=len(workers))
+    rounds.confirm()
+    rounds.rounds.members_min = members_min
+    assert rounds.rounds.phase is RoundPhase.RUNNING
+    return rounds
 
 
 def test_the_first_round_waits_for_as_many_workers_as_it_needs() -> None:

@@ -460,9 +460,11 @@ class WorldSimulator:
         )
         if has_work:
             return
-        held = [lease.number for lease in self.ledger.worker_leases(worker.uid) if lease.number not in worker.leases]
-        if held:
-            worker.leases.append(held[0])
+        unknown_leases = [
+            lease.number for lease in self.ledger.worker_leases(worker.uid) if lease.number not in worker.leases
+        ]
+        if unknown_leases:
+            worker.leases.append(unknown_leases[0])
         elif (work := self.ledger.next_range()) is not None:
             self.lease_counter += 1
             self.ledger.grant_range(self.lease_counter, work, worker.uid)
@@ -591,12 +593,12 @@ class WorldSimulator:
 
     def records(self, history: list[StepShares]) -> list[Record]:
         """Every record that was applied, in order."""
-        found = []
+        records = []
         for shares in history:
             for share in shares:
                 start, _ = self.lease_ranges[share.lease]
-                found += [(0, start + record) for record in range(share.start, share.end)]
-        return found
+                records += [(0, start + record) for record in range(share.start, share.end)]
+        return records
 
     def check(self) -> None:
         """What must hold at every moment; see the invariants in docs/design/0010-allreduce.md."""
