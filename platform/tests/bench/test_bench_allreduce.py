@@ -22,14 +22,14 @@ def allreduce() -> Iterator[ModuleType]:
 
 
 def test_each_buffer_is_cut_into_as_many_pieces_as_make_it_fastest(allreduce, monkeypatch):
-    asked = []
+    questions = []
 
     def ask_all(scripts, **question):
-        asked.append((question["bytes"], question["pieces"]))
+        questions.append((question["bytes"], question["pieces"]))
         return [{"seconds": question["bytes"] / question["pieces"] + 1e6 * question["pieces"]}]
 
     monkeypatch.setattr(allreduce, "ask_all", ask_all)
     tuned = allreduce.tune_pieces(allreduce.Contestant("gloo", (), pieces=dict.fromkeys(allreduce.MEASURES, 1)))
     for measure in ("25 MB", "4 kB"):
         tuned.reduction_seconds(measure)
-    assert asked[-2:] == [(25_000_000, 4), (4_096, 1)]
+    assert questions[-2:] == [(25_000_000, 4), (4_096, 1)]

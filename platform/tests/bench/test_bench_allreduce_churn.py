@@ -30,20 +30,20 @@ def curves(churn: ModuleType, *offsets: float) -> list[dict[int, float]]:
 
 def test_a_point_in_the_middle_of_the_curve_counts(churn):
     others = curves(churn, 0.0, 0.1, 0.2)
-    found = curves(churn, 0.0, 0.1, 0.2)
-    assert churn.largest_difference(found, others) == 0
-    for curve in found:
+    own_curves = curves(churn, 0.0, 0.1, 0.2)
+    assert churn.largest_difference(own_curves, others) == 0
+    for curve in own_curves:
         curve[4 * churn.EVALUATION_STEPS] += 0.5
     # The variance of each side is 0.01, that of the difference of two means of three values 0.02 / 3.
-    assert churn.largest_difference(found, others) == pytest.approx(0.5 / (0.02 / 3) ** 0.5)
+    assert churn.largest_difference(own_curves, others) == pytest.approx(0.5 / (0.02 / 3) ** 0.5)
 
 
 def test_a_run_without_one_of_the_evaluations_is_an_error(churn):
     others = curves(churn, 0.0, 0.1)
-    found = curves(churn, 0.0, 0.1)
-    del found[1][churn.EVALUATION_STEPS]
+    own_curves = curves(churn, 0.0, 0.1)
+    del own_curves[1][churn.EVALUATION_STEPS]
     with pytest.raises(RuntimeError, match="were evaluated by all runs"):
-        churn.largest_difference(found, others)
+        churn.largest_difference(own_curves, others)
 
 
 def test_records_that_are_rolled_back_do_not_meet_the_limit(churn):

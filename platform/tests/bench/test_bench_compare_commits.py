@@ -44,18 +44,18 @@ def test_worse_is_the_wrong_direction_by_more_than_noise(
     unit: str, limit: float | None, at_least: bool, now: tuple[float, ...], worse: bool | None
 ) -> None:
     before = (10.0, 10.1, 10.2)
-    found = pairs(
+    figure_pairs = pairs(
         *((figure(a, unit, limit, at_least=at_least), figure(b, unit, limit, at_least=at_least))
           for a, b in zip(before, now, strict=True))
     )  # fmt: skip
-    assert found["a"].is_worse is worse
-    assert found["a"].ratio == pytest.approx(now[1] / before[1], rel=0.06)
+    assert figure_pairs["a"].is_worse is worse
+    assert figure_pairs["a"].ratio == pytest.approx(now[1] / before[1], rel=0.06)
 
 
 def test_one_round_tells_nothing_of_noise_and_zero_has_no_ratio() -> None:
-    found = pairs((figure(0.0), figure(5.0)))["a"]
-    assert found.is_worse is None
-    assert found.ratio is None
+    figure_pair = pairs((figure(0.0), figure(5.0)))["a"]
+    assert figure_pair.is_worse is None
+    assert figure_pair.ratio is None
 
 
 def write_script(checkout: Path, figures: str) -> None:

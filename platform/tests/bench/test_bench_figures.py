@@ -54,10 +54,10 @@ def test_a_requirement_is_met_at_its_limit(figures, measured, limit, at_least, m
 def test_a_percentile_is_a_value_that_enough_do_not_exceed(values, share) -> None:
     from figures import percentile
 
-    found = percentile(values, share)
-    assert found in values
-    assert sum(value <= found for value in values) >= share * len(values) - 1e-9
-    assert sum(value < found for value in values) < share * len(values) + 1e-9
+    quantile = percentile(values, share)
+    assert quantile in values
+    assert sum(value <= quantile for value in values) >= share * len(values) - 1e-9
+    assert sum(value < quantile for value in values) < share * len(values) + 1e-9
 
 
 def test_a_percentile_of_nothing_is_an_error(figures) -> None:
@@ -86,11 +86,11 @@ def test_no_progress_is_not_a_rate(figures) -> None:
 
 
 def test_the_table_says_what_is_met_and_what_failed(figures, table) -> None:
-    kept = figures.BenchFigure("start", 3.0, "s", 5.0, note="import + 2.5 s")
+    met = figures.BenchFigure("start", 3.0, "s", 5.0, note="import + 2.5 s")
     missed = figures.BenchFigure("rate", 0.5, "x", 0.8, at_least=True, aim=0.9)
     beside = figures.BenchFigure("import", 2.5, "s")
     results = [
-        figures.ScriptResult("start", (kept, missed, beside)).to_json(),
+        figures.ScriptResult("start", (met, missed, beside)).to_json(),
         figures.ScriptResult("cli", failed="exit code 1").to_json(),
     ]
     text = table.generate_page(results)
@@ -108,9 +108,9 @@ def test_a_result_of_before_there_were_aims_is_still_shown(figures, table) -> No
 
 
 def test_results_of_two_machines_are_told_apart(figures, table) -> None:
-    here, there = (figures.ScriptResult(name).to_json() for name in ("start", "cli"))
-    there["machine"] = {"cores": 64, "memory_gb": 512, "arch": "aarch64"}
-    text = table.generate_page([here, there])
+    here, elsewhere = (figures.ScriptResult(name).to_json() for name in ("start", "cli"))
+    elsewhere["machine"] = {"cores": 64, "memory_gb": 512, "arch": "aarch64"}
+    text = table.generate_page([here, elsewhere])
     assert "- start: measured on" in text
     assert "- cli: measured on 64 cores (aarch64), 512 GB" in text
 
@@ -130,9 +130,9 @@ def test_both_pages_have_their_marks(table) -> None:
 
 
 def test_the_readme_quotes_three_measures_that_the_results_have(figures, table) -> None:
-    (name, measure, said), *_ = table.HEADLINES
+    (name, measure, label), *_ = table.HEADLINES
     text = table.readme_numbers([figures.ScriptResult(name, (figures.BenchFigure(measure, 0.5, "s"),)).to_json()])
-    assert f"| {said} | 0.500 s |" in text
+    assert f"| {label} | 0.500 s |" in text
     assert text.count("not measured yet") == 2
     assert text.startswith("| measured on "), "where and when"
     committed = {(one["name"], each["measure"]) for one in table.read_results(table.RESULTS) for each in one["figures"]}

@@ -42,15 +42,15 @@ def run_all(tmp_path, monkeypatch):
 def test_failures_are_reported_and_the_rest_is_measured(run_all, tmp_path, capsys) -> None:
     results = tmp_path / "results"
     assert run_all.main(["--quick", "--results", str(results)]) == 1
-    found = {path.stem: json.loads(path.read_text()) for path in results.iterdir()}
-    assert found["fails"]["failed"] == "exit code 3"
-    assert "not done" in found["hangs"]["failed"]
-    assert not found["works"]["failed"]
-    assert found["works"]["figures"][0]["measured"] == 1
-    assert found["works"]["figures"][0]["met"] is True
-    told = capsys.readouterr().err
-    assert "fails FAILED: exit code 3" in told
-    assert "works FAILED" not in told
+    results_by_script = {path.stem: json.loads(path.read_text()) for path in results.iterdir()}
+    assert results_by_script["fails"]["failed"] == "exit code 3"
+    assert "not done" in results_by_script["hangs"]["failed"]
+    assert not results_by_script["works"]["failed"]
+    assert results_by_script["works"]["figures"][0]["measured"] == 1
+    assert results_by_script["works"]["figures"][0]["met"] is True
+    err = capsys.readouterr().err
+    assert "fails FAILED: exit code 3" in err
+    assert "works FAILED" not in err
 
 
 def test_a_name_that_does_not_exist_is_refused(run_all) -> None:
@@ -73,5 +73,5 @@ def test_the_jobs_of_a_script_are_started_and_not_forked(monkeypatch: pytest.Mon
     """A forked master has TensorFlow in its memory, and a forked worker need not import it."""
     monkeypatch.delenv("EDL_TEST_FORKS")
     code = "import script; from support.job_process import STARTED; print(STARTED)"
-    asked = subprocess.run([sys.executable, "-c", code], cwd=BENCH, capture_output=True, text=True, check=True)
-    assert asked.stdout == "True\n"
+    ran = subprocess.run([sys.executable, "-c", code], cwd=BENCH, capture_output=True, text=True, check=True)
+    assert ran.stdout == "True\n"

@@ -55,8 +55,8 @@ def test_ratios_are_of_one_round_each() -> None:
     quick = {"edl": 90.0, "limit": 100.0, "limit_in_memory": 120.0, "strategy": 45.0, "fit": 30.0}
     quick["strategy_by_step"] = 40.0
     slow = {name: rate / 2 for name, rate in quick.items()}
-    found = {figure.measure: figure for figure in figures({512: [quick, slow, quick]})}
-    ratios = [figure for figure in found.values() if figure.limit is not None]
+    by_measure = {figure.measure: figure for figure in figures({512: [quick, slow, quick]})}
+    ratios = [figure for figure in by_measure.values() if figure.limit is not None]
     assert [(figure.measured, figure.limit, figure.aim, figure.is_met) for figure in ratios] == [
         (pytest.approx(0.9), 0.80, 0.88, True),
         (pytest.approx(2.0), 1.6, 2.0, True),
@@ -99,8 +99,8 @@ def test_a_bare_socket_carries_what_it_is_asked_for(tmp_path: Path, kind: str) -
     server = threading.Thread(target=serve_bare, args=(address, theirs))
     server.start()
     with bare_calls(ours.recv()) as call:
-        for there, back in ((0, 0), (LARGE, 0), (0, LARGE), (1000, 3)):
-            call(memoryview(bytes(there)), back)
+        for request_size, response_size in ((0, 0), (LARGE, 0), (0, LARGE), (1000, 3)):
+            call(memoryview(bytes(request_size)), response_size)
     ours.send("end")
     server.join(30)
     assert not server.is_alive()

@@ -38,11 +38,11 @@ def test_a_stall_is_what_a_checkpoint_adds_to_a_step() -> None:
     end[:300] -= 0.500  # before the first checkpoint, while a table fills
     end[501:] += 0.030  # while the checkpoint is written
     end[800:] += 0.200  # after it
-    taken = checkpoint_windows([worker(end)], [saved(500, at=6.0)])
-    found = beyond_usual([worker(end)], taken)
-    assert longest_step(found, taken[0]) == pytest.approx(0.030)
-    told = "what happens while there is none is told, and not hidden"
-    assert found[0].seconds_outside(taken).max() == pytest.approx(0.200), told
+    windows = checkpoint_windows([worker(end)], [saved(500, at=6.0)])
+    workers = beyond_usual([worker(end)], windows)
+    assert longest_step(workers, windows[0]) == pytest.approx(0.030)
+    reason = "what happens while there is none is told, and not hidden"
+    assert workers[0].seconds_outside(windows).max() == pytest.approx(0.200), reason
 
 
 def test_the_step_of_which_a_checkpoint_is_due_belongs_to_it() -> None:
@@ -51,8 +51,8 @@ def test_the_step_of_which_a_checkpoint_is_due_belongs_to_it() -> None:
 
     end = 0.01 * np.arange(1000.0)
     end[500:] += 1.0
-    taken = checkpoint_windows([worker(end)], [saved(500, at=7.0)])
-    assert longest_step([worker(end)], taken[0]) == pytest.approx(1.01)
+    windows = checkpoint_windows([worker(end)], [saved(500, at=7.0)])
+    assert longest_step([worker(end)], windows[0]) == pytest.approx(1.01)
 
 
 def test_what_a_step_slept_is_no_part_of_it() -> None:
@@ -66,8 +66,8 @@ def test_of_several_workers_the_one_that_stands_longest_counts_each_by_its_own_u
     quick[520:] += 0.02
     slow[53:] += 0.05
     workers = [worker(quick), worker(slow, number=10 * np.arange(100.0))]
-    taken = checkpoint_windows(workers, [saved(500, at=6.0)])
-    assert longest_step(beyond_usual(workers, taken), taken[0]) == pytest.approx(0.05)
+    windows = checkpoint_windows(workers, [saved(500, at=6.0)])
+    assert longest_step(beyond_usual(workers, windows), windows[0]) == pytest.approx(0.05)
 
 
 def test_workers_that_push_at_once_know_of_a_step_by_a_lower_number() -> None:
@@ -114,8 +114,8 @@ def test_a_step_log_that_is_being_written_is_read_without_its_last_line(tmp_path
 
     lines = np.array([[0, 10.0, 0.1], [1, 11.0, 0.1], [2, 12.0, 0.5], [3, 13.0, 0.1]])
     (tmp_path / "1").write_bytes(lines.tobytes()[:-8])
-    found = read_steps(tmp_path / "1", settle=1)
-    assert (found.number, found.begin, found.end, found.step_seconds) == ([2.0], [11.0], [12.0], [0.5])
+    steps = read_steps(tmp_path / "1", settle=1)
+    assert (steps.number, steps.begin, steps.end, steps.step_seconds) == ([2.0], [11.0], [12.0], [0.5])
 
 
 @pytest.mark.tensorflow
@@ -132,6 +132,6 @@ def test_a_step_log_is_read_as_it_was_written(tmp_path: Path, monkeypatch: pytes
         step_log.on_train_batch_end(step)
     step_log.file.close()
     [file] = tmp_path.iterdir()
-    found = read_steps(file, settle=0)
-    assert found.number.tolist() == [6, 8]
-    assert (found.step_seconds < found.end - found.begin).all(), "it slept"
+    steps = read_steps(file, settle=0)
+    assert steps.number.tolist() == [6, 8]
+    assert (steps.step_seconds < steps.end - steps.begin).all(), "it slept"
