@@ -107,11 +107,11 @@ class SubmitterHarness:
     @contextmanager
     def at_request(self, number: int, do: Callable[[], Any], *, carried_out: bool) -> Iterator[list[str]]:
         """Do something once, before or after the request of that number; yields the requests so far."""
-        seen: list[str] = []
+        requests: list[str] = []
 
         def hook(method: str, path: str) -> Callable[[], Any] | None:
-            seen.append(f"{method} {path}")
-            if len(seen) != number:
+            requests.append(f"{method} {path}")
+            if len(requests) != number:
                 return None
             if carried_out:
                 return do
@@ -120,7 +120,7 @@ class SubmitterHarness:
 
         self.hooks.append(hook)
         try:
-            yield seen
+            yield requests
         finally:
             self.hooks.remove(hook)
 

@@ -78,8 +78,8 @@ def edl(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str
 
     def call(*args: str) -> tuple[int, str, str]:
         code = run_edl("checkpoint", *args)
-        said = capsys.readouterr()
-        return code, said.out, said.err
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
 
     return call
 
@@ -112,8 +112,8 @@ def test_a_checkpoint_of_a_volume_is_named_by_its_path(run: RunDirectory, edl: A
     run.path.rename(uid)
     for word in (uid, uid.parent, uid / "checkpoints"):
         assert edl("inspect", str(word), "--json")[1] == edl("inspect", str(uid), "--json")[1]
-    seen = json.loads(edl("inspect", str(uid / "checkpoints/cut-00000001"), "--json")[1])
-    assert seen["checkpoint"] == 1
+    inspected = json.loads(edl("inspect", str(uid / "checkpoints/cut-00000001"), "--json")[1])
+    assert inspected["checkpoint"] == 1
 
 
 def test_a_copy_is_not_said_to_be_of_a_run(run: RunDirectory, edl: Any, tmp_path: Path) -> None:
@@ -248,17 +248,17 @@ def test_facts_are_broken_between_words_where_the_terminal_is_narrow(
 
 
 def test_inspect_tells_programs_the_same(run: RunDirectory, edl: Any) -> None:
-    seen = json.loads(edl("inspect", "mnist", "--json", "-c", "1")[1])
-    assert seen["ledger"] == LEDGER
-    assert seen["optimizer"] == DECLARED["optimizer"]
-    kernel = seen["variables"][0]
+    inspected = json.loads(edl("inspect", "mnist", "--json", "-c", "1")[1])
+    assert inspected["ledger"] == LEDGER
+    assert inspected["optimizer"] == DECLARED["optimizer"]
+    kernel = inspected["variables"][0]
     assert (kernel["name"], kernel["shape"], kernel["nan"], kernel["slots"]) == (
         "dense/kernel",
         [2, 2],
         1,
         ["accumulator"],
     )
-    table = seen["tables"][0]
+    table = inspected["tables"][0]
     assert (table["rows"], table["vocabulary"], table["width"], table["mean"]) == (3, 1000, 2, 1)
 
 
@@ -316,15 +316,15 @@ def test_checkpoints_of_strategy_local_are_shown_too(run: RunDirectory, edl: Any
 def test_export_puts_the_shards_together(run: RunDirectory, edl: Any) -> None:
     code, out, _ = edl("export", "mnist", "out.npz")
     assert (code, missing_keys(out, "Checkpoint 2", "2 variables", "1 table", "3 rows", "out.npz")) == (0, [])
-    with np.load("out.npz", allow_pickle=False) as found:
-        assert sorted(found) == ["dense/kernel", "items/ids", "items/rows", "norm/moving_mean"]
-        assert found["items/ids"].tolist() == [3, 5, 900]
+    with np.load("out.npz", allow_pickle=False) as exported:
+        assert sorted(exported) == ["dense/kernel", "items/ids", "items/rows", "norm/moving_mean"]
+        assert exported["items/ids"].tolist() == [3, 5, 900]
     code, _, err = edl("export", "mnist", "out.npz")
     assert (code, "already exists" in err) == (2, True)
     assert edl("export", "mnist", "out.npz", "--force", "--slots", "-c", "1")[0] == 0
-    with np.load("out.npz", allow_pickle=False) as found:
-        assert found["items/slot/accumulator"].shape == (3, 2)
-        assert found["items/rows"].max() == 1
+    with np.load("out.npz", allow_pickle=False) as exported:
+        assert exported["items/slot/accumulator"].shape == (3, 2)
+        assert exported["items/rows"].max() == 1
 
 
 @pytest.mark.parametrize(("file", "message"), [("out.h5", "neither a .npz nor"), ("nowhere/out.npz", "no such folder")])

@@ -103,12 +103,12 @@ def test_a_dead_node_s_pod_is_named_while_it_is_waited_for(cli: CliHarness) -> N
     pod = "edl-mnist-master-abcde"
     cli.cluster.held = {pod}
     cli.cluster.node("n1", ready="Unknown")
-    told = cli.cluster.request
+    real_request = cli.cluster.request
     looks = iter([0.0] * 20 + [36.0] + [0.0] * 100)
 
     def later(*args: object, **options: object) -> object:
         cli.cluster.now += next(looks)
-        return told(*args, **options)
+        return real_request(*args, **options)
 
     cli.cluster.request = later
     assert cli.edl("delete", "mnist", "--yes") == 0

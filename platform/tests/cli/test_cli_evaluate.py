@@ -25,8 +25,8 @@ def test_the_master_is_told_the_task_and_the_weights(
     assert json.loads((run / "evaluate.json").read_text()) == {"from": str(weights), "step": 0}
     spec = load_job_file(run / "spec.json")
     assert (spec.task, spec.model.weights, spec.strategy.name) == ("evaluate", str(weights), "ParameterServer")
-    said = capsys.readouterr().out
-    assert not missing_keys(said, "evaluates 5 records", f"{local_run.folder}/test.csv", str(weights), "3 workers")
+    out = capsys.readouterr().out
+    assert not missing_keys(out, "evaluates 5 records", f"{local_run.folder}/test.csv", str(weights), "3 workers")
     assert not missing_keys(local_run_list(local_run, capsys), "(evaluation)")
 
 
@@ -40,8 +40,8 @@ def test_the_newest_checkpoint_of_a_run_with_its_step(local_run: LocalRunHarness
     wanted = checkpoint(RunDirectory(local_run.run_dir()), 2, step=9)
     assert local_run.edl("evaluate", "job.yaml", *VALIDATION) == 0
     written = json.loads((local_run.run_dir("r2") / "evaluate.json").read_text())
-    held = local_run.run_dir("r2") / "weights" / wanted.name
-    assert written == {"from": str(wanted), "step": 9, "held": str(held)}
+    held_weights = local_run.run_dir("r2") / "weights" / wanted.name
+    assert written == {"from": str(wanted), "step": 9, "held": str(held_weights)}
     assert local_run.edl("evaluate", "job.yaml", *VALIDATION) == 0, "an evaluation is no trained run"
     assert json.loads((local_run.run_dir("r3") / "evaluate.json").read_text())["from"] == str(wanted)
 
@@ -84,6 +84,6 @@ def test_a_valid_job_says_what_it_evaluates_with(
     local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert local_run.edl("validate", "job.yaml", *VALIDATION, "--set", "task=evaluate") == 0
-    said = capsys.readouterr().out
-    assert not missing_keys(said, "evaluates test.csv with the newest trained run", "no parameter servers")
-    assert "trains on" not in said
+    out = capsys.readouterr().out
+    assert not missing_keys(out, "evaluates test.csv with the newest trained run", "no parameter servers")
+    assert "trains on" not in out

@@ -61,11 +61,11 @@ def test_a_signal_stops_the_job_and_says_how_to_go_on(
 ) -> None:
     members = process_tree(running_job.pid)
     running_job.send_signal(number)
-    said = running_job.communicate(timeout=PATIENCE)[0]
+    output = running_job.communicate(timeout=PATIENCE)[0]
     assert running_job.returncode == code
     eventually(lambda: are_gone(members))
-    assert not missing_keys(said, "Stopping", "checkpoint", "10 s", "Ctrl-C", "12 of 30 records")
-    assert said.splitlines()[-1].endswith(": edl run job.yaml --resume r1")
+    assert not missing_keys(output, "Stopping", "checkpoint", "10 s", "Ctrl-C", "12 of 30 records")
+    assert output.splitlines()[-1].endswith(": edl run job.yaml --resume r1")
     assert local_run.status()["phase"] == "Interrupted"
     last = json.loads((local_run.run_dir() / "events.jsonl").read_text().splitlines()[-1])
     assert (last["phase"], last["summary"]["records_done"]) == ("Interrupted", 12)
@@ -112,10 +112,10 @@ def test_after_the_reader_left_standard_error_says_how_to_go_on(local_run: Local
         assert job.stderr is not None
         job.stdout.readline()
         job.stdout.close()
-        said = job.stderr.read()
+        err = job.stderr.read()
     assert job.returncode == 141
-    assert said.endswith(": edl run job.yaml --resume r1\n")
-    assert said.count("\n") == 1
+    assert err.endswith(": edl run job.yaml --resume r1\n")
+    assert err.count("\n") == 1
 
 
 def test_ctrl_c_on_a_terminal_restores_it(local_run: LocalRunHarness) -> None:

@@ -27,7 +27,7 @@ def test_a_job_is_refused_before_a_process_starts(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert "edl-platform[train]" in said
-    assert "tensorflow, numpy" in said
+    err = capsys.readouterr().err
+    assert "edl-platform[train]" in err
+    assert "tensorflow, numpy" in err
     assert not (tmp_path / ".edl").exists()

@@ -310,7 +310,7 @@ def test_why_a_run_failed_with_what_its_role_printed(cli: CliHarness, make_local
     assert not missing_keys(remedy, "--resume r1")
     assert detail == "     a traceback"
     assert cli.edl("why", "digits/r1", "--local", "--json") == 0
-    assert [found["said"] for found in json.loads(cli.out)] == ["a traceback"]
+    assert [finding["said"] for finding in json.loads(cli.out)] == ["a traceback"]
     assert cli.edl("why", "digits", "--local") == 0
     assert not missing_keys(cli.out, "digits", "Done", "no problem")
     assert cli.edl("why", "digits", "--local", "-n", "team") == 2

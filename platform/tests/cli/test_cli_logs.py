@@ -86,9 +86,9 @@ def test_of_pods_that_are_gone_from_the_volume(cli: CliHarness, claim: Path) -> 
 
 
 def test_the_volume_is_read_by_the_jobs_own_image(cli: CliHarness, claim: Path) -> None:
-    made = readers(cli)
+    pod_specs = readers(cli)
     assert cli.edl("logs", "mnist", "--role", "worker", "--stored") == 0
-    assert [(spec["containers"][0]["image"], spec["imagePullSecrets"]) for spec in made] == [
+    assert [(spec["containers"][0]["image"], spec["imagePullSecrets"]) for spec in pod_specs] == [
         ("registry.example/mnist:1", [{"name": "puller"}])
     ]
 
@@ -97,10 +97,10 @@ def test_an_image_that_is_gone_gives_way_to_the_submitters(
     cli: CliHarness, claim: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDL_SUBMITTER_IMAGE", "registry.example/submitter:1")
-    made = readers(cli, gone="registry.example/mnist:1")
+    pod_specs = readers(cli, gone="registry.example/mnist:1")
     assert cli.edl("logs", "mnist", "--role", "worker", "--index", "3", "--stored") == 0
     assert cli.out == "three\n"
-    assert [spec["containers"][0]["image"] for spec in made] == [
+    assert [spec["containers"][0]["image"] for spec in pod_specs] == [
         "registry.example/mnist:1",
         "registry.example/submitter:1",
     ]
@@ -123,15 +123,15 @@ def readers(cli: CliHarness, gone: str = "") -> list[dict[str, Any]]:
     meta = {"name": names.spec_configmap("mnist")}
     data = {names.SPEC_KEY: json.dumps(spec)}
     cli.cluster.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": data})
-    made: list[dict[str, Any]] = []
+    pod_specs: list[dict[str, Any]] = []
 
     def admission(thing: Manifest) -> None:
-        made.append(thing["spec"])
+        pod_specs.append(thing["spec"])
         if thing["spec"]["containers"][0]["image"] == gone:
             thing["status"] = container(gone, waiting={"reason": "ImagePullBackOff"})
 
     cli.cluster.admissions.append(admission)
-    return made
+    return pod_specs
 
 
 def test_a_worker_that_never_was(cli: CliHarness, claim: Path) -> None:

@@ -76,10 +76,10 @@ def test_commands_about_both_begin_with_the_runs_of_this_machine(
     command: str, job: str, runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_edl(command, job) == 2
-    reason, there, asked = capsys.readouterr().err.splitlines()
+    reason, runs_hint, cluster_hint = capsys.readouterr().err.splitlines()
     assert not missing_keys(reason, job, ".edl")
-    assert not missing_keys(there, "iris/r1, mnist/r1, mnist/r2")
-    assert not missing_keys(asked, "kubeconfig", "/nowhere/config", "KUBECONFIG")
+    assert not missing_keys(runs_hint, "iris/r1, mnist/r1, mnist/r2")
+    assert not missing_keys(cluster_hint, "kubeconfig", "/nowhere/config", "KUBECONFIG")
 
 
 def test_so_they_do_without_any_run(no_kubeconfig: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,7 +108,7 @@ def test_a_run_that_left_nothing_yet(runs: Path, capsys: pytest.CaptureFixture[s
 def test_submit_says_so_to_programs_too(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("job.yaml").write_text(JOB)
     assert run_edl("submit", "job.yaml", "--yes", "--json") == 2
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert told["event"] == "refused"
-    assert not missing_keys(told["message"], "kubeconfig")
-    assert "edl run" in told["hint"]
+    event = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert event["event"] == "refused"
+    assert not missing_keys(event["message"], "kubeconfig")
+    assert "edl run" in event["hint"]

@@ -138,9 +138,9 @@ def test_for_a_damaged_checkpoint_the_newest_intact_one_stands_in(tmp_path: Path
     damaged(run, 5)
     checkpoint(run, 6, committed=False)
     for source in (None, "r1"):
-        found = find_weights(tmp_path, source)
-        assert found.path == wanted
-        (left_out,) = found.skipped_lines()
+        weights = find_weights(tmp_path, source)
+        assert weights.path == wanted
+        (left_out,) = weights.skipped_lines()
         assert not missing_keys(left_out, "checkpoint 5", "run r1", "ps-0.safetensors", "missing")
 
 
@@ -160,9 +160,9 @@ def test_a_run_whose_trained_checkpoints_are_all_damaged_is_refused(tmp_path: Pa
     assert caught.value.where == str(directory.parent)
     assert not missing_keys(caught.value.hint, "--from")
     wanted = export(run)
-    found = find_weights(tmp_path, source)
-    assert found.path == wanted
-    assert len(found.skipped_lines()) == 2
+    weights = find_weights(tmp_path, source)
+    assert weights.path == wanted
+    assert len(weights.skipped_lines()) == 2
 
 
 def test_a_damaged_checkpoint_of_step_0_is_no_loss(tmp_path: Path) -> None:
@@ -200,8 +200,8 @@ def test_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_file_that_is_no_model_is_found_before_a_process_starts(
     local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = keras_file(local_run.folder / "model.keras").read_bytes()
-    for content in (b"", b"junk", whole[:-30]):
+    intact = keras_file(local_run.folder / "model.keras").read_bytes()
+    for content in (b"", b"junk", intact[:-30]):
         (local_run.folder / "junk.keras").write_bytes(content)
         assert local_run.edl("predict", "job.yaml", "--from", "junk.keras", "--output", "out") == 2
         assert not missing_keys(capsys.readouterr().err, "junk.keras", ".keras file")
@@ -211,13 +211,13 @@ def test_a_file_that_is_no_model_is_found_before_a_process_starts(
 def test_the_master_is_told_weights_and_output(local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]) -> None:
     weights = keras_file(local_run.folder / "model.keras")
     assert local_run.edl("predict", "job.yaml", "--from", "model.keras", "--output", "out", "--workers", "3") == 0
-    told = json.loads((local_run.run_dir() / "predict.json").read_text())
-    assert told == {"from": str(weights), "output": str(local_run.folder / "out")}
-    said = capsys.readouterr().out
+    written = json.loads((local_run.run_dir() / "predict.json").read_text())
+    assert written == {"from": str(weights), "output": str(local_run.folder / "out")}
+    out = capsys.readouterr().out
     assert not missing_keys(
-        said, "5 records", f"{local_run.folder}/test.csv", str(weights), f"{local_run.folder}/out", "3 workers"
+        out, "5 records", f"{local_run.folder}/test.csv", str(weights), f"{local_run.folder}/out", "3 workers"
     )
-    assert "edl predict" not in said
+    assert "edl predict" not in out
 
 
 def test_the_plan_says_which_run_trained_the_weights(
@@ -233,8 +233,8 @@ def test_the_plan_says_which_run_trained_the_weights(
     assert local_run.edl("predict", "job.yaml", "--output", "out") == 0
     assert not missing_keys(capsys.readouterr().out, str(wanted), "run r1", "checkpoint 2", "step 9")
     assert local_run.edl("predict", "job.yaml", "--output", "out", "--from", "r2") == 0
-    said = capsys.readouterr().out
-    assert not missing_keys(said, "run r2", "failed", "checkpoint 1", "step 0", "warning")
+    out = capsys.readouterr().out
+    assert not missing_keys(out, "run r2", "failed", "checkpoint 1", "step 0", "warning")
 
 
 @pytest.mark.parametrize(

@@ -61,11 +61,11 @@ def test_a_failed_run_goes_on_in_its_directory(
     fail(local_run)
     capsys.readouterr()
     assert local_run.edl("run", *resume, "job.yaml", "--ps", "2", "--set", "train.epochs=4") == 0
-    said = capsys.readouterr()
+    captured = capsys.readouterr()
     assert not missing_keys(
-        said.out, "r1", str(local_run.run_dir()), "train.epochs was 3, is 4", "ps.count was 1, is 2"
+        captured.out, "r1", str(local_run.run_dir()), "train.epochs was 3, is 4", "ps.count was 1, is 2"
     )
-    assert "the disk is full" not in said.out + said.err
+    assert "the disk is full" not in captured.out + captured.err
     journal, replay = Journal.open(RunDirectory(local_run.run_dir()).journal, holder="test")
     journal.close()
     assert [entry["kind"] for entry in replay.entries] == ["resumed"]
@@ -118,16 +118,16 @@ def test_the_command_that_goes_on_has_the_options_of_this_one(
     local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]
 ) -> None:
     local_run.script(["event", FAILED], ["status", FAILED_STATUS])
-    given = ["--set", "train.epochs=9", "--set", "model.params.note=good day", "--workers", "1", "--ps", "2"]
-    assert local_run.edl("run", "job.yaml", *given) == 1
+    options = ["--set", "train.epochs=9", "--set", "model.params.note=good day", "--workers", "1", "--ps", "2"]
+    assert local_run.edl("run", "job.yaml", *options) == 1
     again = capsys.readouterr().out.splitlines()[-1].partition(": edl ")[2]
-    assert shlex.split(again) == ["run", "job.yaml", *given, "--resume", "r1"]
+    assert shlex.split(again) == ["run", "job.yaml", *options, "--resume", "r1"]
     local_run.script(*DONE)
     assert local_run.edl(*shlex.split(again)) == 0
-    said = capsys.readouterr().out
-    assert "changed" not in said
-    offered = said.splitlines()[-1].partition(": edl ")[2]
-    assert shlex.split(offered) == ["predict", "job.yaml", *given[:-2], "--from", "r1", "--output", "predictions"]
+    out = capsys.readouterr().out
+    assert "changed" not in out
+    offered = out.splitlines()[-1].partition(": edl ")[2]
+    assert shlex.split(offered) == ["predict", "job.yaml", *options[:-2], "--from", "r1", "--output", "predictions"]
 
 
 def test_the_command_that_goes_on_can_be_typed_where_no_environment_is_active(
@@ -167,8 +167,8 @@ def test_from_which_checkpoint_a_run_goes_on_is_told(
     cut_directory(local_run.run_dir() / "checkpoints", 3).mkdir()  # the interrupt came before it was whole
     local_run.script(["event", FAILED], ["status", FAILED_STATUS])
     assert local_run.edl("run", "job.yaml", "--resume") == 1
-    said = capsys.readouterr().out
-    assert said.count("checkpoint 2 at step 2,000") == 2, "when it begins, and when it has failed"
+    out = capsys.readouterr().out
+    assert out.count("checkpoint 2 at step 2,000") == 2, "when it begins, and when it has failed"
 
 
 def test_a_checkpoint_that_another_stands_in_for_is_not_named(
@@ -179,9 +179,9 @@ def test_a_checkpoint_that_another_stands_in_for_is_not_named(
     keep(RunDirectory(local_run.run_dir()), saved(3), saved(4), saved(3, "checkpoint_back"))
     local_run.script(["event", FAILED], ["status", FAILED_STATUS])
     assert local_run.edl("run", "job.yaml", "--resume") == 1
-    said = capsys.readouterr().out
-    assert said.count("checkpoint 3 at step 3,000") == 2, "when it begins, and when it has failed"
-    assert "checkpoint 4" not in said
+    out = capsys.readouterr().out
+    assert out.count("checkpoint 3 at step 3,000") == 2, "when it begins, and when it has failed"
+    assert "checkpoint 4" not in out
 
 
 def test_a_journal_that_was_compacted_says_it_too(tmp_path: Path) -> None:
@@ -218,10 +218,10 @@ def test_a_journal_that_cannot_be_read_hides_no_way_to_go_on(
     damaged = ["text", ["journal/000001-000001.edlj", "not a journal"]]
     local_run.script(["event", FAILED], ["status", FAILED_STATUS], damaged)
     assert local_run.edl("run", "job.yaml") == 1
-    said = capsys.readouterr()
-    assert "the disk is full" in said.out + said.err
-    assert said.out.splitlines()[-1].endswith(": edl run job.yaml --resume r1")
-    assert "checkpoint" not in said.out
+    captured = capsys.readouterr()
+    assert "the disk is full" in captured.out + captured.err
+    assert captured.out.splitlines()[-1].endswith(": edl run job.yaml --resume r1")
+    assert "checkpoint" not in captured.out
 
 
 def test_a_journal_that_lost_its_end_is_told_with_the_command_that_loses_least(
@@ -236,9 +236,9 @@ def test_a_journal_that_lost_its_end_is_told_with_the_command_that_loses_least(
     capsys.readouterr()
 
     assert local_run.edl("run", "job.yaml", "--ps", "2", "--resume") == 1
-    said = capsys.readouterr().err
-    assert not missing_keys(said, "journal", "3", "checkpoint 5", "step 5,000", "2 records")
-    assert said.splitlines()[-1] == "  edl run job.yaml --ps 2 --resume r1 --from-checkpoint"
+    err = capsys.readouterr().err
+    assert not missing_keys(err, "journal", "3", "checkpoint 5", "step 5,000", "2 records")
+    assert err.splitlines()[-1] == "  edl run job.yaml --ps 2 --resume r1 --from-checkpoint"
     assert [entry["kind"] for entry in read_journal(run.journal).entries] == ["saved"], "nothing was changed"
 
     local_run.script(["event", FAILED], ["status", FAILED_STATUS])
@@ -256,9 +256,9 @@ def test_a_failed_run_whose_journal_lost_its_end_is_told_how_to_go_on(
     local_run.script(["event", FAILED], ["status", FAILED_STATUS], pruned)
     capsys.readouterr()
     assert local_run.edl("run", "job.yaml", "--resume") == 1
-    told = capsys.readouterr().out
-    assert not missing_keys(told, "journal", "checkpoint 3", "checkpoint 4 at step 5,000")
-    assert told.endswith(": edl run job.yaml --resume r1 --from-checkpoint\n")
+    out = capsys.readouterr().out
+    assert not missing_keys(out, "journal", "checkpoint 3", "checkpoint 4 at step 5,000")
+    assert out.endswith(": edl run job.yaml --resume r1 --from-checkpoint\n")
 
 
 @pytest.mark.parametrize(

@@ -77,9 +77,9 @@ def test_a_failed_job_shows_the_users_traceback_before_the_reason(
     detail = ["text", ["failure.txt", "Traceback: small.py, line 3\n"]]
     local_run.script(["event", FAILED], detail, ["text", ["failure.json", json.dumps({"kind": kind})]])
     assert local_run.edl("run", "job.yaml") == code
-    said = capsys.readouterr()
-    assert said.err == "Traceback: small.py, line 3\n\nthe model raised\n"
-    assert said.out.splitlines()[-1].endswith(": edl run job.yaml --resume r1")
+    captured = capsys.readouterr()
+    assert captured.err == "Traceback: small.py, line 3\n\nthe model raised\n"
+    assert captured.out.splitlines()[-1].endswith(": edl run job.yaml --resume r1")
 
 
 def test_a_supervisor_that_dies_is_explained_with_its_log(
@@ -89,9 +89,9 @@ def test_a_supervisor_that_dies_is_explained_with_its_log(
         "edl.ops.local_run_start.SUPERVISOR_PROGRAM", ("-c", "import sys; sys.exit('no more room')")
     )
     assert local_run.edl("run", "job.yaml") == 1
-    said = capsys.readouterr()
-    assert f"{local_run.run_dir()}/logs/supervisor.log:\n  no more room\n" in said.err
-    assert "Failed after" in said.out
+    captured = capsys.readouterr()
+    assert f"{local_run.run_dir()}/logs/supervisor.log:\n  no more room\n" in captured.err
+    assert "Failed after" in captured.out
     last = json.loads((local_run.run_dir() / "events.jsonl").read_text().splitlines()[-1])
     assert (last["event"], last["phase"]) == ("job_ended", "Failed")
 

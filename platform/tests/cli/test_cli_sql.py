@@ -26,24 +26,24 @@ def sql(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
         app.main(["sql", *arguments])
     except SystemExit as ended:
         code = int(ended.code or 0)
-    said = capsys.readouterr()
-    return code, said.out + said.err
+    captured = capsys.readouterr()
+    return code, captured.out + captured.err
 
 
 def test_the_demo_makes_its_table_once_and_says_what_to_do(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, said = sql(capsys, "--demo")
+    code, output = sql(capsys, "--demo")
     assert code == 0
-    assert "Made edl-demo.db" in said
-    assert "SELECT * FROM employee LABEL income INTO my_elasticdl_model" in said
-    made = (folder / "edl-demo.db").read_bytes()
-    code, said = sql(capsys, "--demo", "SELECT count(*) AS n FROM employee")
-    assert (code, (folder / "edl-demo.db").read_bytes()) == (0, made)
-    assert said.endswith("n\n4000\n")
+    assert "Made edl-demo.db" in output
+    assert "SELECT * FROM employee LABEL income INTO my_elasticdl_model" in output
+    database_bytes = (folder / "edl-demo.db").read_bytes()
+    code, output = sql(capsys, "--demo", "SELECT count(*) AS n FROM employee")
+    assert (code, (folder / "edl-demo.db").read_bytes()) == (0, database_bytes)
+    assert output.endswith("n\n4000\n")
 
 
 def test_a_query_may_have_no_rows(capsys: pytest.CaptureFixture[str]) -> None:
-    code, said = sql(capsys, "--demo", "SELECT * FROM employee WHERE age > 999")
-    assert (code, said.splitlines()[-1]) == (0, "no rows")
+    code, output = sql(capsys, "--demo", "SELECT * FROM employee WHERE age > 999")
+    assert (code, output.splitlines()[-1]) == (0, "no rows")
 
 
 def test_statements_come_from_an_argument_a_file_and_standard_input(
@@ -54,9 +54,9 @@ def test_statements_come_from_an_argument_a_file_and_standard_input(
     (folder / "two.sql").write_text(statements, encoding="utf-8")
     (folder / "WINDOWS.SQL").write_text(statements.replace("\n", "\r\n"), encoding="utf-8-sig", newline="")
     monkeypatch.setattr("sys.stdin", io.StringIO(statements))
-    for given in (statements, "two.sql", "WINDOWS.SQL", "-"):
-        code, said = sql(capsys, "--database", "sqlite:///edl-demo.db", given)
-        assert (code, said) == (0, "a\n1\nb\nx;y\n")
+    for source in (statements, "two.sql", "WINDOWS.SQL", "-"):
+        code, output = sql(capsys, "--database", "sqlite:///edl-demo.db", source)
+        assert (code, output) == (0, "a\n1\nb\nx;y\n")
 
 
 @pytest.mark.parametrize(
@@ -95,24 +95,24 @@ def test_a_whole_address_with_a_password_may_be_in_the_environment(
 ) -> None:
     monkeypatch.setattr("edl.data.temporary_errors.pause", lambda _: None)
     monkeypatch.setenv("EDL_DATABASE", "postgresql://me:hunter2@127.0.0.1:9/db")
-    code, said = sql(capsys, "SELECT 1 AS a")
+    code, output = sql(capsys, "SELECT 1 AS a")
     assert code == 1
-    assert "env://EDL_DATABASE: the database cannot be read" in said
-    assert "hunter2" not in said
+    assert "env://EDL_DATABASE: the database cannot be read" in output
+    assert "hunter2" not in output
     # Typed, it would be in the shell's history and in the list of processes.
-    code, said = sql(capsys, "SELECT 1 AS a", "--database", "postgresql://me:hunter3@127.0.0.1:9/db")
-    assert (code, "contains a password" in said, "hunter3" in said) == (2, True, False)
+    code, output = sql(capsys, "SELECT 1 AS a", "--database", "postgresql://me:hunter3@127.0.0.1:9/db")
+    assert (code, "contains a password" in output, "hunter3" in output) == (2, True, False)
 
 
 def test_a_query_that_takes_too_long_is_ended(capsys: pytest.CaptureFixture[str]) -> None:
     sql(capsys, "--demo")
     slow = "SELECT count(*) AS n FROM employee a, employee b, employee c"
-    code, said = sql(capsys, "--database", "sqlite:///edl-demo.db", "--query-timeout", "0.2", slow)
+    code, output = sql(capsys, "--database", "sqlite:///edl-demo.db", "--query-timeout", "0.2", slow)
     assert code == 2
-    assert "did not answer in the time" in said
-    assert "--query-timeout" in said
-    assert "line 1, column 1" in said
-    code, said = sql(capsys, "--database", "sqlite:///edl-demo.db", "--query-timeout", "0", "SELECT 1 AS a")
+    assert "did not answer in the time" in output
+    assert "--query-timeout" in output
+    assert "line 1, column 1" in output
+    code, output = sql(capsys, "--database", "sqlite:///edl-demo.db", "--query-timeout", "0", "SELECT 1 AS a")
     assert code == 2
 
 

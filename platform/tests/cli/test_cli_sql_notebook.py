@@ -56,9 +56,9 @@ def test_an_error_is_shown_without_a_traceback_and_ends_the_cell(
 ) -> None:
     done = shell.run_cell(f"%%edl --database {DATABASE}\nSELECT 1 AS a\nTO TRIAN dnn")
     assert "did you mean TO TRAIN" in str(done.error_in_exec)
-    said = capsys.readouterr()
-    assert "line 2, column 1" in said.out + said.err
-    assert "Traceback" not in said.out + said.err
+    captured = capsys.readouterr()
+    assert "line 2, column 1" in captured.out + captured.err
+    assert "Traceback" not in captured.out + captured.err
 
 
 @pytest.mark.parametrize(

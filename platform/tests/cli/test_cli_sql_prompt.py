@@ -116,9 +116,9 @@ def test_errors_and_interrupts_do_not_end_the_prompt(capsys: pytest.CaptureFixtu
 
     type_into_prompt("BAD;\nLONG;\nSELECT half\x03SELECT 1;\n\x04", run)
     assert ran == ["BAD;", "LONG;", "SELECT 1;"]
-    said = capsys.readouterr().err
-    assert "line 1, column 1: is no statement" in said
-    assert "interrupted" in said
+    err = capsys.readouterr().err
+    assert "line 1, column 1: is no statement" in err
+    assert "interrupted" in err
 
 
 def test_without_a_file_for_the_history_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -323,8 +323,8 @@ def test_python_gets_dataframes_of_jobs_and_prints_nothing(cli: CliHarness, ende
     pq.write_table(pa.table({"age": [20, 60], "guess": ["no", "yes"]}), ended / "predictions.parquet")
     assert list(edl.sql(PREDICT, **OPTIONS, settings=settings)["guess"]) == ["no", "yes"]
     assert edl.sql("SHOW MODELS", **OPTIONS).empty
-    said = cli.capsys.readouterr()
-    assert said.out + said.err == ""
+    captured = cli.capsys.readouterr()
+    assert captured.out + captured.err == ""
 
 
 def test_python_gets_an_exception_for_a_job_that_failed(cli: CliHarness, ended: Path) -> None:

@@ -184,11 +184,11 @@ def test_a_plot_fits_and_is_never_higher_than_it_may_be(moments: list[TimelinePo
 @given(MOMENTS, st.integers(8, 60))
 def test_no_time_is_lost_between_columns(moments: list[TimelinePoint], columns: int) -> None:
     begin, end = moments[0].time, moments[-1].time
-    found = column_averages(moments, begin, end, columns, lambda moment: moment.workers)
+    averages = column_averages(moments, begin, end, columns, lambda moment: moment.workers)
     spans = zip(moments, [moment.time for moment in moments[1:]] + [end], strict=True)
-    whole = sum((until - moment.time) * moment.workers for moment, until in spans)
+    total = sum((until - moment.time) * moment.workers for moment, until in spans)
     step = (end - begin) / columns or 1.0
-    assert sum(found) * step == pytest.approx(whole, abs=1e-3)
+    assert sum(averages) * step == pytest.approx(total, abs=1e-3)
 
 
 def test_one_moment_is_no_plot() -> None:

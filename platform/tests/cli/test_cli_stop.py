@@ -80,8 +80,8 @@ def test_it_waits_until_the_job_can_be_gone_on_with(cli: CliHarness, later_polls
     later_polls += [lambda: None, over]
     assert cli.edl("stop", "mnist", "--wait", "--timeout", "5m") == 0
     assert not missing_keys(cli.err, "mnist", "Training")
-    asked, stopped, _, later = cli.out.splitlines()
-    assert not missing_keys(asked, "mnist", "checkpoint")
+    requested, stopped, _, later = cli.out.splitlines()
+    assert not missing_keys(requested, "mnist", "checkpoint")
     assert not missing_keys(stopped, "mnist", "0 s")
     assert later.endswith(": edl submit JOB.yaml --resume 0a1b")
     assert "edl stop --wait" not in cli.out, "it has waited"

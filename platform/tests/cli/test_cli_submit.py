@@ -401,13 +401,13 @@ CHANGES = (("train.epochs", "1", "5"), ("workers.max", "4", "3"))
 
 def test_what_changes_about_a_run_is_in_the_plan_before_the_question(cli: CliHarness) -> None:
     publish_end(cli, "Interrupted")
-    given = ("--resume", "--set", "train.epochs=5", "--set", "workers.max=3")
-    assert cli.submit("--dry-run=server", *given) == 0
+    options = ("--resume", "--set", "train.epochs=5", "--set", "workers.max=3")
+    assert cli.submit("--dry-run=server", *options) == 0
     changed = [line for line in cli.out.splitlines() if line.split()[:1] == ["changed"]]
     assert [missing_keys(line, *keys) for line, keys in zip(changed, CHANGES, strict=True)] == [[], []]
-    assert cli.submit("--dry-run=server", "--json", *given) == 0
-    told = cli.events()[0]["changes"]
-    assert [missing_keys(change, *keys) for change, keys in zip(told, CHANGES, strict=True)] == [[], []]
+    assert cli.submit("--dry-run=server", "--json", *options) == 0
+    changes = cli.events()[0]["changes"]
+    assert [missing_keys(change, *keys) for change, keys in zip(changes, CHANGES, strict=True)] == [[], []]
 
 
 @pytest.mark.parametrize(
@@ -451,8 +451,8 @@ def test_which_run_goes_on_how_far_it_is_and_what_has_changed_is_told(cli: CliHa
     (old,) = cli.cluster.objects_of_kind(JOBS)
     old["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
     assert cli.submit("--yes", "--json", "--resume") == 0
-    (told,) = [event for event in cli.events() if event["event"] == "resumed"]
-    assert (told["run"], told["records_done"], told["changes"]) == (RUN, 69, ["workers.max was 4, is 3"])
+    (resumed,) = [event for event in cli.events() if event["event"] == "resumed"]
+    assert (resumed["run"], resumed["records_done"], resumed["changes"]) == (RUN, 69, ["workers.max was 4, is 3"])
 
 
 def test_a_job_that_runs_is_not_resumed(cli: CliHarness) -> None:
@@ -522,11 +522,11 @@ def test_a_dry_run_of_the_client_asks_nobody_and_imports_no_client(cli: CliHarne
 
 
 def test_the_command_that_is_offered_next_has_the_settings_of_this_one(cli: CliHarness) -> None:
-    given = ["--set", "image=a/b:1", "--set", "pod.env.GREETING=good day", "-n", "team", "--context", "lab"]
-    assert cli.submit("--dry-run=client", *given) == 0
-    asked = "edl render job.yaml --set image=a/b:1 --set 'pod.env.GREETING=good day' -n team"
-    assert f" {asked}\n" in cli.out
-    assert cli.edl(*shlex.split(asked)[1:]) == 0
+    options = ["--set", "image=a/b:1", "--set", "pod.env.GREETING=good day", "-n", "team", "--context", "lab"]
+    assert cli.submit("--dry-run=client", *options) == 0
+    offered = "edl render job.yaml --set image=a/b:1 --set 'pod.env.GREETING=good day' -n team"
+    assert f" {offered}\n" in cli.out
+    assert cli.edl(*shlex.split(offered)[1:]) == 0
     assert "good day" in cli.out
     assert cli.submit("--dry-run=client", "--resume", RUN) == 0
     assert f"edl render job.yaml --resume {RUN}\n" in cli.out

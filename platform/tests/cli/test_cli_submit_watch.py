@@ -54,10 +54,10 @@ def test_each_event_is_shown_once_and_the_end_ends() -> None:
     outcome = screen.following.show_job(seen(STARTED, DONE, status=status(100, T + 9, "Done")))
     assert outcome is not None
     assert (outcome.phase, outcome.exit_code, outcome.summary) == ("Done", 0, SUMMARY)
-    told = screen.lines()
-    assert told.count("worker 0 started") == 1
-    assert len([line for line in told if line.startswith("job done")]) == 1
-    assert any(not missing_keys(line, "training", "50 of 100 records") for line in told)
+    lines = screen.lines()
+    assert lines.count("worker 0 started") == 1
+    assert len([line for line in lines if line.startswith("job done")]) == 1
+    assert any(not missing_keys(line, "training", "50 of 100 records") for line in lines)
 
 
 @pytest.mark.parametrize(("kind", "code"), [("input", 2), ("crash", 1), ("", 1)])
@@ -102,8 +102,8 @@ def test_watching_a_job_ends_with_its_summary_and_what_to_do_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cli: CliHarness = cli_in_job_folder(tmp_path, monkeypatch, capsys)
-    told = PublishedStatus(status(100, T + 9, "Done"), [STARTED, DONE], summary=SUMMARY)
-    cli.cluster.published = told.to_configmap_data()
+    published = PublishedStatus(status(100, T + 9, "Done"), [STARTED, DONE], summary=SUMMARY)
+    cli.cluster.published = published.to_configmap_data()
     assert cli.submit("--yes", "--watch") == 0
     done, records, logs, remove = cli.out.splitlines()[-4:]
     assert not missing_keys(done, "Done", "8 s", "100 of 100 records")
@@ -119,9 +119,9 @@ def test_watching_for_programs_ends_with_the_summary(
     cli: CliHarness = cli_in_job_folder(tmp_path, monkeypatch, capsys)
     cli.cluster.published = PublishedStatus(status(100, T + 9, "Done"), [DONE], summary=SUMMARY).to_configmap_data()
     assert cli.submit("--yes", "--watch", "--json") == 0
-    found = cli.events()
-    assert [event["event"] for event in found] == ["plan", "submitted", "started", "job_ended", "status", "summary"]
-    assert (found[-1]["exit_code"], found[-1]["records_done"]) == (0, 100)
+    events = cli.events()
+    assert [event["event"] for event in events] == ["plan", "submitted", "started", "job_ended", "status", "summary"]
+    assert (events[-1]["exit_code"], events[-1]["records_done"]) == (0, 100)
 
 
 def test_after_a_failure_the_next_step_goes_on_with_the_run() -> None:

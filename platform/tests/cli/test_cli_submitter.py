@@ -192,12 +192,12 @@ def test_killed_at_any_request_it_submits_once_and_to_the_end(harness: Submitter
         number += 1
         harness.cluster.created.clear()
         harness.install()
-        with harness.at_request(number, raises(PodKilled()), carried_out=carried_out) as seen:
+        with harness.at_request(number, raises(PodKilled()), carried_out=carried_out) as requests:
             try:
                 assert harness.pod() == 0
             except PodKilled:
-                assert harness.pod() == 0, f"killed at {seen[number - 1]}"
-        assert harness.made() == ["edl-mnist-master"], f"killed at {seen[number - 1]}"
+                assert harness.pod() == 0, f"killed at {requests[number - 1]}"
+        assert harness.made() == ["edl-mnist-master"], f"killed at {requests[number - 1]}"
         assert not harness.masters()[0]["spec"]["suspend"]
         owned = [
             thing["metadata"]["name"]
@@ -206,7 +206,7 @@ def test_killed_at_any_request_it_submits_once_and_to_the_end(harness: Submitter
         ]
         assert len(owned) == 4
         harness.uninstall()
-        if len(seen) < number:
+        if len(requests) < number:
             break
     assert 15 < number < REQUESTS
 
@@ -218,13 +218,13 @@ def test_two_pods_of_one_submitter_submit_once(harness: SubmitterHarness, carrie
         harness.cluster.created.clear()
         harness.install()
         codes: list[int] = []
-        with harness.at_request(number, lambda: codes.append(harness.pod()), carried_out=carried_out) as seen:  # noqa: B023
+        with harness.at_request(number, lambda: codes.append(harness.pod()), carried_out=carried_out) as requests:  # noqa: B023
             codes.append(harness.pod())
         assert set(codes) == {0}
         assert harness.made() == ["edl-mnist-master"]
         assert len(harness.cluster.objects_of_kind(PODS)) == 1
         harness.uninstall()
-        if len(seen) < number:
+        if len(requests) < number:
             break
 
 
@@ -330,9 +330,9 @@ def test_replaced_at_any_request_the_new_job_stays_untouched(harness: SubmitterH
             codes.append(harness.pod("b"))
             after.append(harness.cluster.labelled())
 
-        with harness.at_request(number, replace_it, carried_out=carried_out) as seen:
+        with harness.at_request(number, replace_it, carried_out=carried_out) as requests:
             code = harness.pod("a")
-        where = f"replaced at {seen[min(number, len(seen)) - 1]}"
+        where = f"replaced at {requests[min(number, len(requests)) - 1]}"
         if codes:
             assert codes == [0], where
             assert code == 0, where
@@ -375,10 +375,10 @@ def test_a_refusal_that_passes_is_waited_out(harness: SubmitterHarness) -> None:
 
 def test_a_name_that_is_taken_by_a_job_of_somebody_else(harness: SubmitterHarness) -> None:
     harness.install()
-    taken = by_hand(harness)
+    other_job = by_hand(harness)
     assert harness.pod() == 2
     assert not missing_keys(harness.err, "mnist", "taken")
-    assert harness.masters() == [taken]
+    assert harness.masters() == [other_job]
 
 
 def test_what_cannot_be_completed_is_withdrawn(harness: SubmitterHarness) -> None:
@@ -517,21 +517,21 @@ def test_told_to_end_it_ends_at_once_also_while_the_server_is_silent(tmp_path: P
             "users": [{"name": "u", "user": {"token": "t"}}],
         }
         (tmp_path / "config").write_text(json.dumps(config))
-        told = {"EDL_RELEASE": RELEASE, "EDL_SUBMITTER_JOB": "j", "EDL_SUBMITTER_UID": "u"}
-        with process(str(tmp_path / "job.yaml"), **told, KUBECONFIG=str(tmp_path / "config")) as pod:
-            asked, _ = silent.accept()
+        environment = {"EDL_RELEASE": RELEASE, "EDL_SUBMITTER_JOB": "j", "EDL_SUBMITTER_UID": "u"}
+        with process(str(tmp_path / "job.yaml"), **environment, KUBECONFIG=str(tmp_path / "config")) as pod:
+            connection, _ = silent.accept()
             pod.send_signal(signal.SIGTERM)
-            _, said = pod.communicate()
-            asked.close()
-    assert (pod.returncode, said.count("\n"), missing_keys(said, "SIGTERM")) == (143, 1, [])
+            _, output = pod.communicate()
+            connection.close()
+    assert (pod.returncode, output.count("\n"), missing_keys(output, "SIGTERM")) == (143, 1, [])
 
 
 def test_without_a_release_it_is_edl_submit(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB)
     with process(str(tmp_path / "job.yaml"), KUBECONFIG="/nowhere") as pod:
-        _, said = pod.communicate()
+        _, output = pod.communicate()
     assert pod.returncode == 2
-    assert not missing_keys(said, "kubeconfig", "/nowhere")
+    assert not missing_keys(output, "kubeconfig", "/nowhere")
 
 
 def test_the_submitter_is_light() -> None:

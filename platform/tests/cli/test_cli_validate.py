@@ -119,8 +119,8 @@ def test_a_job_with_relative_paths_runs_only_here_so_what_is_missing_is_an_error
 def test_an_import_of_elasticdl_that_is_not_there_is_found(small_job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small_job.write_text(f"from elasticdl.python.master import main\n{SMALL}", encoding="utf-8")
     assert run_edl("validate", "job.yaml") == 2
-    said = capsys.readouterr().err
-    assert missing_keys(said, "small.py:1", "elasticdl.python.master", "docs/migrating-from-elasticdl.md") == []
+    err = capsys.readouterr().err
+    assert missing_keys(err, "small.py:1", "elasticdl.python.master", "docs/migrating-from-elasticdl.md") == []
 
 
 def test_a_module_that_is_no_python_is_an_error(small_job: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -303,23 +303,23 @@ def test_validate_model_tries_it_and_modules_of_the_current_folder_stand_for_nob
     ran = "open('was_run', 'w').close()\n"
     for stranger in (Path("zoo/__init__.py"), small_job, Path("csv.py"), Path("edl.py")):
         stranger.write_text(ran, encoding="utf-8")
-    said = run_edl("validate", "job.yaml", "--model", "--set", "model.zoo=job/zoo")
-    found = capsys.readouterr()
-    assert (said, Path("was_run").exists()) == (0, False), found.err
-    assert found.out.startswith("job.yaml: ok\n  job small: ")
-    assert not missing_keys(found.out, "minibatch", "records 0 to 7")
+    code = run_edl("validate", "job.yaml", "--model", "--set", "model.zoo=job/zoo")
+    captured = capsys.readouterr()
+    assert (code, Path("was_run").exists()) == (0, False), captured.err
+    assert captured.out.startswith("job.yaml: ok\n  job small: ")
+    assert not missing_keys(captured.out, "minibatch", "records 0 to 7")
 
 
 @pytest.mark.parametrize("place", ["/proc/nope", "data.csv/runs"])
 def test_validate_model_tries_the_place_of_the_runs_as_edl_run_does(
     small_job: Path, place: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = []
+    errors = []
     for command in (("validate", "--model"), ("run",)):
         assert run_edl(*command, "job.yaml", "--set", f"storage.path={place}") == 2
-        said.append(capsys.readouterr().err)
-    assert said[0] == said[1]
-    assert said[0].startswith("storage.path: ")
+        errors.append(capsys.readouterr().err)
+    assert errors[0] == errors[1]
+    assert errors[0].startswith("storage.path: ")
 
 
 def test_trying_the_place_of_the_runs_leaves_nothing_behind(tmp_path: Path) -> None:

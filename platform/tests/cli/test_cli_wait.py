@@ -27,10 +27,10 @@ def waited(aim: str, *looks: JobView | Exception, seconds: float | None = None) 
     hours, left = SleepClock(), iter(looks)
 
     def look(left: Iterator[JobView | Exception] = left) -> JobView:
-        found = next(left)
-        if isinstance(found, Exception):
-            raise found
-        return found
+        answer = next(left)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     return wait_for_goal(look, parse_goal(aim), seconds, clock=hours.clock, sleep=hours.sleep)
 
@@ -52,14 +52,14 @@ def test_goals(aim: str, looks: list[JobView], code: int) -> None:
 
 
 def test_the_time_is_over() -> None:
-    code, said = waited("done", *[TRAINING] * 9, seconds=3)
+    code, message = waited("done", *[TRAINING] * 9, seconds=3)
     assert code == TIMED_OUT_EXIT == 124
-    assert not missing_keys(said, "mnist", "Training", "3 s", "1 of 4 workers")
+    assert not missing_keys(message, "mnist", "Training", "3 s", "1 of 4 workers")
 
 
 def test_a_job_that_is_deleted_meanwhile() -> None:
-    code, said = waited("done", TRAINING, UnknownJobError("gone"))
-    assert (code, missing_keys(said, "mnist", "deleted")) == (1, [])
+    code, message = waited("done", TRAINING, UnknownJobError("gone"))
+    assert (code, missing_keys(message, "mnist", "deleted")) == (1, [])
 
 
 def test_a_job_that_never_was() -> None:

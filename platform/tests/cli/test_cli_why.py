@@ -56,28 +56,28 @@ def test_a_job_that_is_done_is_said_to_be_done(cli: CliHarness, ended: dict[str,
 def test_what_waits_and_what_can_be_done(cli: CliHarness) -> None:
     put_pod(cli.cluster, Role.WORKER, 4, unscheduled(SAID))
     assert cli.edl("why", "mnist") == 0
-    text, remedy, said = cli.out.splitlines()
+    text, remedy, quote = cli.out.splitlines()
     assert not missing_keys(text, "worker-4", "2 of 2 nodes", "cpu")
     assert not missing_keys(remedy, "->", "resources.cpu", "priority")
-    assert said == f"     {SAID}"
+    assert quote == f"     {SAID}"
 
 
 def test_what_can_never_fit(cli: CliHarness) -> None:
     cli.cluster.node("n1")
     put_pod(cli.cluster, Role.WORKER, 4, unscheduled(SAID), cpu="64")
     assert cli.edl("why", "mnist", "--json") == 0
-    (found,) = json.loads(cli.out)
-    assert not missing_keys(found["text"], "never", "64 CPU")
+    (finding,) = json.loads(cli.out)
+    assert not missing_keys(finding["text"], "never", "64 CPU")
 
 
 def test_who_may_not_list_nodes_hears_the_scheduler(cli: CliHarness) -> None:
     cli.cluster.deny("list", NODES)
     put_pod(cli.cluster, Role.WORKER, 4, unscheduled(SAID), cpu="64")
     assert cli.edl("why", "mnist") == 0
-    text, remedy, said = cli.out.splitlines()
+    text, remedy, quote = cli.out.splitlines()
     assert not missing_keys(text, "worker-4", "2 of 2 nodes", "cpu", "64 CPU", "unknown", "nodes")
     assert "edl-cluster-viewer" in remedy
-    assert said == f"     {SAID}"
+    assert quote == f"     {SAID}"
 
 
 def test_a_job_that_waits_for_room_on_its_disk(cli: CliHarness) -> None:
@@ -95,6 +95,6 @@ def test_a_worker_that_waits_for_data_is_told_of_by_why_and_status(cli: CliHarne
     assert cli.edl("why", "mnist") == 0
     assert not missing_keys(cli.out, "data come more slowly than a worker trains", "60% of 30 s", "decoding or feed")
     assert cli.edl("why", "mnist", "--json") == 0
-    assert [found["text"] for found in json.loads(cli.out)] == [warned.message]
+    assert [finding["text"] for finding in json.loads(cli.out)] == [warned.message]
     assert cli.edl("status", "mnist") == 0
     assert not missing_keys(cli.out, "warning: data come more slowly than a worker trains")

@@ -236,9 +236,9 @@ def test_push_ends_with_the_digest(engine: ScriptedEngine, capsys: pytest.Captur
         {"aux": {"Tag": "1", "Digest": "sha256:abc", "Size": 9}},
     ]
     assert run_edl("zoo", "push", "registry.example.com/mnist:1") == 0
-    said = capsys.readouterr()
-    assert said.out == "Pushed registry.example.com/mnist:1, sha256:abc.\n"
-    assert said.err == "a1: done\n"
+    captured = capsys.readouterr()
+    assert captured.out == "Pushed registry.example.com/mnist:1, sha256:abc.\n"
+    assert captured.err == "a1: done\n"
 
 
 @pytest.mark.parametrize(

@@ -52,9 +52,9 @@ def test_without_a_command_it_prints_its_help_and_ends_with_1(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert elasticdl(*words) == 1
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert not missing_keys(said.err, "train", "evaluate", "predict", "zoo init", "--dry-run")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert not missing_keys(captured.err, "train", "evaluate", "predict", "zoo init", "--dry-run")
 
 
 def test_its_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,18 +91,18 @@ def test_help_imports_nothing_heavy() -> None:
 
 def test_a_dry_run_prints_the_job_file_and_writes_none(cli: CliHarness) -> None:
     assert elasticdl("train", *ON_CLUSTER, "--restart_policy=Never", "--dry-run") == 0
-    said = cli.capsys.readouterr()
-    (cli.folder / "shown.yaml").write_text(said.out)
+    captured = cli.capsys.readouterr()
+    (cli.folder / "shown.yaml").write_text(captured.out)
     assert load_job_file(cli.folder / "shown.yaml").name == "mnist"
-    assert said.err.startswith("--num_ps_pods") or "--restart_policy=Never" in said.err
+    assert captured.err.startswith("--num_ps_pods") or "--restart_policy=Never" in captured.err
     assert not (cli.folder / ".edl").exists()
     assert cli.cluster.created == []
 
 
 def test_what_a_job_file_does_not_have_is_mentioned(cli: CliHarness) -> None:
     assert elasticdl("train", *ON_CLUSTER, "--namespace=team", "--dry_run", "--yaml=job2.yaml") == 0
-    said = cli.capsys.readouterr().err
-    assert not missing_keys(said, "--namespace=team", "edl submit -n", "--yaml=job2.yaml", "--dry-run")
+    err = cli.capsys.readouterr().err
+    assert not missing_keys(err, "--namespace=team", "edl submit -n", "--yaml=job2.yaml", "--dry-run")
     assert not (cli.folder / "job2.yaml").exists()
 
 
@@ -112,10 +112,10 @@ def test_a_job_file_of_another_folder_has_absolute_paths(local_run: LocalRunHarn
     assert elasticdl(*words, "--yaml=jobs/there.yaml") == 0
     modes = {Path(name).stat().st_mode & 0o777 for name in ("here.yaml", "jobs/there.yaml")}
     assert modes == {0o600}, "a command line may have secrets"
-    here, there = load_job_file("here.yaml"), load_job_file("jobs/there.yaml")
+    here, elsewhere = load_job_file("here.yaml"), load_job_file("jobs/there.yaml")
     assert here.data.training == ("train.csv",)
-    assert there.data.training == (str(local_run.folder / "train.csv"),)
-    assert there.model.zoo == str(local_run.folder / "model_zoo")
+    assert elsewhere.data.training == (str(local_run.folder / "train.csv"),)
+    assert elsewhere.model.zoo == str(local_run.folder / "model_zoo")
 
 
 def test_a_file_that_cannot_be_written(local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,9 +130,9 @@ def test_without_an_image_it_does_what_edl_run_does(
     local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert elasticdl("train", *HERE, "--training_data=train.csv", "--validation_data=test.csv", "--num_workers=3") == 0
-    said = capsys.readouterr()
-    assert not missing_keys(said.out, "10 records", "3 workers", "run r1")
-    assert ".edl/elasticdl/digits.yaml" in said.err
+    captured = capsys.readouterr()
+    assert not missing_keys(captured.out, "10 records", "3 workers", "run r1")
+    assert ".edl/elasticdl/digits.yaml" in captured.err
     spec = json.loads((local_run.run_dir() / "spec.json").read_text())
     assert spec["data"]["training"] == [str(local_run.folder / "train.csv")]
 
@@ -281,16 +281,16 @@ def test_pods_have_the_names_and_labels_of_the_tutorials(cli: CliHarness) -> Non
 def test_the_namespace_is_that_of_the_kubeconfig_or_of_the_flag(
     cli: CliHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str | None] = []
+    namespaces: list[str | None] = []
 
     def connect(context: str | None, namespace: str | None, **_: object) -> object:
-        asked.append(namespace)
+        namespaces.append(namespace)
         return cli.cluster
 
     monkeypatch.setattr("edl.cluster.kubernetes.kubeconfig.make_client", connect)
     assert elasticdl("train", *ON_CLUSTER) == 0
     assert elasticdl("train", *ON_CLUSTER, "--job_name=other", "--namespace=team") == 0
-    assert asked == [None, "team"]
+    assert namespaces == [None, "team"]
 
 
 @pytest.mark.parametrize(
@@ -341,21 +341,21 @@ def test_variables_that_edl_run_does_not_take_from_the_job_file_are_mentioned(
     local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["train", *HERE, "--training_data=train.csv", "--envs=TEST_ONLY=a"]
-    said = []
+    errors = []
     for more in (["--yaml=job.yaml"], ["--dry-run"], ["--image_name=a:b", "--training_data=/data/x", "--dry-run"]):
         elasticdl(*words, *more)
-        said.append(capsys.readouterr().err)
-    assert not missing_keys(said[0], "--envs=TEST_ONLY=a", "edl run", "export")
-    assert not missing_keys(said[1], "--envs=TEST_ONLY=a", "edl run", "export")
-    assert "export" not in said[2]
+        errors.append(capsys.readouterr().err)
+    assert not missing_keys(errors[0], "--envs=TEST_ONLY=a", "edl run", "export")
+    assert not missing_keys(errors[1], "--envs=TEST_ONLY=a", "edl run", "export")
+    assert "export" not in errors[2]
 
 
 def test_a_folder_for_predictions_has_no_effect_on_a_cluster_and_is_given_to_no_other_command(cli: CliHarness) -> None:
     trained = ["--prediction_data=/data/new", "--checkpoint_dir_for_init=trained"]
     assert elasticdl("predict", *IMAGE, *trained, "--output=/data/out", "--dry-run") == 0
-    said = [line for line in cli.capsys.readouterr().err.splitlines() if "--output" in line]
-    assert len(said) == 1
-    assert not missing_keys(said[0], "no effect on a cluster", "predictions/")
+    lines = [line for line in cli.capsys.readouterr().err.splitlines() if "--output" in line]
+    assert len(lines) == 1
+    assert not missing_keys(lines[0], "no effect on a cluster", "predictions/")
 
 
 def test_empty_weights_are_mentioned(cli: CliHarness) -> None:
@@ -425,15 +425,15 @@ def test_a_module_that_is_not_in_the_zoo_is_mentioned_because_the_job_may_be_for
 def test_a_version_that_is_on_no_volume_is_refused(cli: CliHarness, model: str) -> None:
     words = [*ON_CLUSTER, f"--checkpoint_dir_for_init={model}", "--dry-run"]
     assert elasticdl("train", *words, "--volume=") == 2
-    said = cli.capsys.readouterr().err
-    assert not missing_keys(said, f"--checkpoint_dir_for_init={model}", "is on no volume", "--volume", "ElasticDL")
+    err = cli.capsys.readouterr().err
+    assert not missing_keys(err, f"--checkpoint_dir_for_init={model}", "is on no volume", "--volume", "ElasticDL")
 
 
 def test_parameters_with_commas_between_them_are_mentioned(cli: CliHarness) -> None:
     assert elasticdl("train", *ON_CLUSTER, "--model_params=width=3, depth=2; name=a,b", "--dry-run") == 0
-    said = [line for line in cli.capsys.readouterr().err.splitlines() if "--model_params" in line]
-    assert len(said) == 1
-    assert not missing_keys(said[0], "width", "taken as text: 3, depth=2", "separated by ;")
+    lines = [line for line in cli.capsys.readouterr().err.splitlines() if "--model_params" in line]
+    assert len(lines) == 1
+    assert not missing_keys(lines[0], "width", "taken as text: 3, depth=2", "separated by ;")
 
 
 def test_an_empty_request_is_mentioned(cli: CliHarness) -> None:
@@ -474,9 +474,9 @@ def test_a_parameter_with_a_bracket_missing_is_mentioned(
     (local_run.folder / "model_zoo" / "sized.py").write_text("def model(units=4, kind=''): ...\n")
     words = ["train", "--model_zoo=model_zoo", "--training_data=/data/train.csv", "--job_name=a", "--dry-run"]
     assert elasticdl(*words, "--model_def=sized.model", "--model_params=units=[1,2; kind=wide") == 0
-    said = [line for line in capsys.readouterr().err.splitlines() if "text" in line]
-    assert len(said) == 1
-    assert not missing_keys(said[0], "--model_params", "units", "[1,2")
+    lines = [line for line in capsys.readouterr().err.splitlines() if "text" in line]
+    assert len(lines) == 1
+    assert not missing_keys(lines[0], "--model_params", "units", "[1,2")
 
 
 def test_a_misspelt_reader_parameter_is_refused_or_if_the_module_may_have_a_reader_mentioned(
@@ -492,6 +492,6 @@ def test_a_misspelt_reader_parameter_is_refused_or_if_the_module_may_have_a_read
 def test_a_reader_parameter_with_a_bracket_missing_is_mentioned(cli: CliHarness) -> None:
     words = ["--data_reader_params=columns=['a', 'b'; records_per_task=4*64", "--dry-run"]
     assert elasticdl("train", *ON_CLUSTER, *words) == 0
-    said = [line for line in cli.capsys.readouterr().err.splitlines() if "is taken as text" in line]
-    assert len(said) == 2
-    assert not missing_keys("\n".join(said), "--data_reader_params", "columns", "records_per_task", "4*64")
+    lines = [line for line in cli.capsys.readouterr().err.splitlines() if "is taken as text" in line]
+    assert len(lines) == 2
+    assert not missing_keys("\n".join(lines), "--data_reader_params", "columns", "records_per_task", "4*64")

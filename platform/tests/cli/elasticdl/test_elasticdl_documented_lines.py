@@ -50,16 +50,16 @@ def has_job_file(line: DocumentedLine) -> bool:
 @pytest.mark.parametrize("line", [each for each in LINES if has_job_file(each)], ids=lambda line: line.name)
 def test_the_job_file(line: DocumentedLine, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_line(line.text, "--yaml=job.yaml") == 0
-    said = capsys.readouterr()
-    assert "YAML has been dumped into file job.yaml" in said.out
-    assert not missing_keys(said.err, *line.says)
+    captured = capsys.readouterr()
+    assert "YAML has been dumped into file job.yaml" in captured.out
+    assert not missing_keys(captured.err, *line.says)
     command = shlex.split(line.text)[1]
     needed = {"train": "training", "evaluate": "validation", "predict": "prediction"}[command]
     document = dump_job_spec(load_job_file("job.yaml", required_datasets=(needed,)))
-    found = {path: without_nulls(field_of(document, path)) for path in line.fields}
-    if "model.weights" in found:  # a relative path is one below the current folder
-        found["model.weights"] = found["model.weights"].removeprefix(f"{os.getcwd()}/")
-    assert found == line.fields
+    fields = {path: without_nulls(field_of(document, path)) for path in line.fields}
+    if "model.weights" in fields:  # a relative path is one below the current folder
+        fields["model.weights"] = fields["model.weights"].removeprefix(f"{os.getcwd()}/")
+    assert fields == line.fields
 
 
 @pytest.mark.parametrize("line", [each for each in LINES if each.refusal], ids=lambda line: line.name)
@@ -78,7 +78,7 @@ def test_the_dockerfile(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     lines = Path("Dockerfile").read_text().splitlines()
     assert lines[0].startswith("ARG BASE=registry.example/edl:gpu" if "edl:gpu" in text else "ARG BASE=edl/edl:")
     assert any(line.startswith("COPY ") and line.endswith(" /model_zoo") for line in lines)
-    given = {word.partition("=")[0] for word in shlex.split(text)[3:]}
-    said = capsys.readouterr().err
-    assert ("--base_image" in said) == ("--base_image" in given and "edl:gpu" not in text)
-    assert ("--cluster_spec" in said) == ("--cluster_spec" in given)
+    options = {word.partition("=")[0] for word in shlex.split(text)[3:]}
+    err = capsys.readouterr().err
+    assert ("--base_image" in err) == ("--base_image" in options and "edl:gpu" not in text)
+    assert ("--cluster_spec" in err) == ("--cluster_spec" in options)

@@ -64,8 +64,8 @@ def test_the_recorded_flags_are_those_of_an_installed_client(tmp_path: Path) -> 
     venv.create(tmp_path / "client", with_pip=True)
     python = tmp_path / "client/bin/python"
     subprocess.run([python, "-m", "pip", "install", "--quiet", *CLIENT], check=True, timeout=170)
-    found = subprocess.run([python, HERE / "introspect_client.py"], check=True, capture_output=True, timeout=60)
-    assert json.loads(found.stdout) == json.loads(RECORDED.read_text())
+    introspected = subprocess.run([python, HERE / "introspect_client.py"], check=True, capture_output=True, timeout=60)
+    assert json.loads(introspected.stdout) == json.loads(RECORDED.read_text())
 
 
 def test_flags_of_all_versions_are_known() -> None:
@@ -170,8 +170,8 @@ def test_a_flag_changes_the_job_or_says_why_not(command: str, name: str, monkeyp
         assert name in DIRECTING
         return
     changed = before.spec != after.spec
-    said = [line for line in after.notes if flag.option in line and line not in before.notes]
-    assert changed or said, f"{command} ignores {flag.option}"
+    notes = [line for line in after.notes if flag.option in line and line not in before.notes]
+    assert changed or notes, f"{command} ignores {flag.option}"
 
 
 @pytest.mark.parametrize("retired", RETIRED_FLAGS, ids=lambda retired: retired.name)
@@ -179,8 +179,8 @@ def test_an_old_spelling_is_never_ignored(retired: Any) -> None:
     for command in set(retired.commands) & set(JOB_COMMANDS):
         base = translate_before(command)
         after, refusal = try_translation(command, f"--{retired.name}=128")
-        said = refusal.splitlines() if after is None else set(after.notes) - set(base.notes)
-        assert [line for line in said if f"--{retired.name}" in line]
+        lines = refusal.splitlines() if after is None else set(after.notes) - set(base.notes)
+        assert [line for line in lines if f"--{retired.name}" in line]
 
 
 def test_help_has_every_flag(capsys: pytest.CaptureFixture[str]) -> None:

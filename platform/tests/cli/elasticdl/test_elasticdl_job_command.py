@@ -89,9 +89,9 @@ def test_what_a_program_does_itself_is_said_to_have_no_effect(flag: str, why: st
     plain = translate(*ON_CLUSTER, PROGRAM)
     job = translate(*ON_CLUSTER, PROGRAM, flag)
     assert job.spec == plain.spec
-    said = [note for note in job.notes if note.startswith(flag)]
-    assert len(said) == 1
-    assert not missing_keys(said[0], "no effect", why)
+    notes = [note for note in job.notes if note.startswith(flag)]
+    assert len(notes) == 1
+    assert not missing_keys(notes[0], "no effect", why)
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,10 @@ def test_variables_that_no_shell_replaces_are_mentioned() -> None:
 
 def test_a_program_without_data_is_told_what_its_records_are() -> None:
     words = ("--job_name=own", "--image_name=own:1")
-    said = refusal(*words, "--job_command=python -m a.b --training_data=/data/mnist/train")
-    assert not missing_keys(said, "--training_data is missing", "edl.sharding", "--training_data=/data/mnist/train")
+    refusal_text = refusal(*words, "--job_command=python -m a.b --training_data=/data/mnist/train")
+    assert not missing_keys(
+        refusal_text, "--training_data is missing", "edl.sharding", "--training_data=/data/mnist/train"
+    )
 
 
 def test_keras_2_of_the_environment_is_a_variable_for_a_program(monkeypatch: pytest.MonkeyPatch) -> None:

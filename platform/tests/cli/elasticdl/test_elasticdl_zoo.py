@@ -80,12 +80,12 @@ def test_folders_that_cannot_be_copied(words: list[str], folder: Path, capsys: p
 def test_build_and_push_are_those_of_edl(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked: list[object] = []
-    monkeypatch.setattr("edl.cli.zoo.build_zoo_image", lambda path, image: asked.append((path, image)) or image)
-    monkeypatch.setattr("edl.cli.zoo.push", asked.append)
+    calls: list[object] = []
+    monkeypatch.setattr("edl.cli.zoo.build_zoo_image", lambda path, image: calls.append((path, image)) or image)
+    monkeypatch.setattr("edl.cli.zoo.push", calls.append)
     assert elasticdl("build", "--image=registry.example/mnist:1", ".") == 0
     assert elasticdl("push", "registry.example/mnist:1") == 0
-    assert asked == [(Path(), "registry.example/mnist:1"), "registry.example/mnist:1"]
+    assert calls == [(Path(), "registry.example/mnist:1"), "registry.example/mnist:1"]
     assert "elasticdl zoo push registry.example/mnist:1" in capsys.readouterr().out
 
 
@@ -96,6 +96,6 @@ def test_an_index_without_packages_to_install_is_mentioned(
     (folder / "wheels").mkdir()
     index = "--extra_pypi_index=http://index.example/simple"
     assert elasticdl("init", "--model_zoo=model_zoo", index, *wheels) == 0
-    said = [line for line in capsys.readouterr().err.splitlines() if index in line]
-    assert len(said) == (0 if wheels else 1)
-    assert not missing_keys("".join(said), *([] if wheels else ["no effect", "model_zoo/requirements.txt"]))
+    lines = [line for line in capsys.readouterr().err.splitlines() if index in line]
+    assert len(lines) == (0 if wheels else 1)
+    assert not missing_keys("".join(lines), *([] if wheels else ["no effect", "model_zoo/requirements.txt"]))
