@@ -66,9 +66,9 @@ class InProcessPs:
         self._channel = job.connect()
         self._ended = threading.Event()
         member = pb.Member(role="ps", index=pod.index, uid=pod.uid)
-        said = pb.RegisterRequest(member=member, control_address=address, bulk_address=f"{address}.bulk")
+        registration = pb.RegisterRequest(member=member, control_address=address, bulk_address=f"{address}.bulk")
         self._registering = threading.Thread(
-            target=keep_registered, args=(self._channel, said, self._ended), kwargs={"lost_timeout": LONG}
+            target=keep_registered, args=(self._channel, registration, self._ended), kwargs={"lost_timeout": LONG}
         )
         self._registering.start()
 
@@ -254,12 +254,12 @@ class InProcessJob:
         return [dict(entry) for entry in replay.entries if entry["kind"] == kind]
 
     def summary(self) -> dict[str, Any]:
-        found: dict[str, Any] = read_json(self.run.path / "summary.json")
-        return found
+        summary: dict[str, Any] = read_json(self.run.path / "summary.json")
+        return summary
 
     def failure(self) -> dict[str, Any]:
-        found: dict[str, Any] = read_json(self.run.path / "failure.json")
-        return found
+        failure: dict[str, Any] = read_json(self.run.path / "failure.json")
+        return failure
 
     def close(self) -> None:
         self.kill_all()

@@ -108,13 +108,13 @@ def test_a_job_that_is_done_says_so_on_the_board_and_by_its_exit_code() -> None:
         pod = PodBackend(job)
         assert job.run_master(pod) == 0
         assert pod.calls == ["done", "released"]
-        told = pod.status_publisher.read()
-        assert told.status is not None
-        assert told.status.phase == "Done"
-        assert told.summary is not None
-        assert told.summary.records_done == RECORDS
-        assert told.events[-1].kind == "job_ended"
-        assert told.timeline[-1].records_done == RECORDS
+        published = pod.status_publisher.read()
+        assert published.status is not None
+        assert published.status.phase == "Done"
+        assert published.summary is not None
+        assert published.summary.records_done == RECORDS
+        assert published.events[-1].kind == "job_ended"
+        assert published.timeline[-1].records_done == RECORDS
         assert [pod for pod in job.cluster.pods() if not pod.has_ended] == []
         assert not (job.run.journal / "LOCK").exists()
 
@@ -133,10 +133,10 @@ def test_what_a_worker_warns_of_is_published_for_commands_and_in_the_summary() -
         pod = PodBackend(job)
         assert job.run_master(pod) == 0
         assert job.summary()["warnings"] == [text]
-    told = pod.status_publisher.read()
-    assert [event.message for event in told.events if isinstance(event, WarningRaised)] == [text]
-    assert told.summary is not None
-    assert told.summary.warnings == (text,)
+    published = pod.status_publisher.read()
+    assert [event.message for event in published.events if isinstance(event, WarningRaised)] == [text]
+    assert published.summary is not None
+    assert published.summary.warnings == (text,)
 
 
 def test_who_reads_that_a_job_has_ended_reads_all_about_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,9 +145,9 @@ def test_who_reads_that_a_job_has_ended_reads_all_about_it(monkeypatch: pytest.M
         pod = PodBackend(job)
         assert job.run_master(pod) == 0
     pages = [PublishedStatus.from_configmap_data(page) for page in pod.status_publisher.pages]
-    told = [page for page in pages if page.status is not None and page.status.phase == "Done"]
-    assert len(pages) > len(told) > 0
-    for page in told:
+    done_pages = [page for page in pages if page.status is not None and page.status.phase == "Done"]
+    assert len(pages) > len(done_pages) > 0
+    for page in done_pages:
         assert page.summary is not None
         assert page.summary.logs == str(job.run.logs)
         assert page.events[-1].kind == "job_ended"
@@ -203,9 +203,9 @@ def test_a_job_that_fails_tells_why_before_nobody_restarts_its_master() -> None:
         pod = PodBackend(job)
         assert job.run_master(pod) == 1
         assert pod.calls == ["failed", "released"]
-        told = pod.status_publisher.read()
-        assert told.failure is not None
-        assert "no records" in told.failure.reason
+        published = pod.status_publisher.read()
+        assert published.failure is not None
+        assert "no records" in published.failure.reason
 
 
 def test_a_master_that_is_told_to_go_leaves_pods_gives_the_lease_back_and_is_replaced() -> None:
@@ -332,18 +332,18 @@ def fence() -> ScriptedFence:
 
 
 def parts(fence: ScriptedFence, clock: Callable[[], float] = lambda: 0.0) -> ShellHarness:
-    found = ShellHarness(clock=clock)
-    found.populate()
-    found.shell.core_clock = FencedClock(clock, fence)
-    return found
+    harness = ShellHarness(clock=clock)
+    harness.populate()
+    harness.shell.core_clock = FencedClock(clock, fence)
+    return harness
 
 
 def test_while_it_is_frozen_requests_are_for_later_and_facts_wait(fence: ScriptedFence) -> None:
     shell = parts(fence).shell
     fence.held = False
-    with pytest.raises(MasterFrozenError) as told:
+    with pytest.raises(MasterFrozenError) as caught:
         shell.handle(LeaseRequested("worker-0"))
-    assert isinstance(told.value, RetryableError)
+    assert isinstance(caught.value, RetryableError)
     entered = threading.Thread(
         target=shell.handle, args=(PodChanged(PodStatus("worker-9", Role.WORKER, 9, PodPhase.RUNNING)),)
     )
@@ -398,7 +398,7 @@ def test_a_timeline_goes_on_after_a_restart() -> None:
     with in_process_job() as job:
         job.at_step[6] = lambda worker: job.stopping.set()
         assert job.run_master(PodBackend(job)) == 143
-        kept = json.loads((job.run.path / "timeline.json").read_text())
+        timeline = json.loads((job.run.path / "timeline.json").read_text())
         following = PodBackend(job)
         assert serve_job(job.identity, job.spec, following, threading.Event()) == 0
-        assert following.status_publisher.read().timeline[0].time == kept[0]["time"]
+        assert following.status_publisher.read().timeline[0].time == timeline[0]["time"]

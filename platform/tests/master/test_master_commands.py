@@ -90,9 +90,9 @@ def test_the_status_has_the_last_line_of_a_preparation_while_it_runs() -> None:
     )
     with in_process_job(**commands(prepare=program)) as job:
         assert run_with(job) == 0
-        seen = section_type.from_json(Status, read_json(job.run.path / "seen.json"), "seen.json")
-        assert (seen.phase, seen.reason) == ("Starting", "master.prepare: reading the query: 12,000 rows")
-        assert status_headline(seen) == "starting: master.prepare: reading the query: 12,000 rows"
+        status = section_type.from_json(Status, read_json(job.run.path / "seen.json"), "seen.json")
+        assert (status.phase, status.reason) == ("Starting", "master.prepare: reading the query: 12,000 rows")
+        assert status_headline(status) == "starting: master.prepare: reading the query: 12,000 rows"
         assert read_json(job.run.status)["phase"] == "Done"
 
 
@@ -117,11 +117,11 @@ shutil.copy(run / "status.json", run / "seen.json")
         write_run_spec(job.run, dump_job_spec(job.spec))
         assert job.run_master(LocalMasterBackend(job.cluster.connect(), status_publisher=publisher)) == 0
         assert (job.run.path / "published").exists()
-        seen = section_type.from_json(Status, read_json(job.run.path / "seen.json"), "seen.json")
-        assert (seen.phase, seen.reason) == ("Exporting", "master.finish: training a linear model")
-        assert seen.records_done == RECORDS
-        assert status_headline(seen).startswith("exporting: 40 of 40 records (100 %)")
-        assert status_headline(seen).endswith("master.finish: training a linear model")
+        status = section_type.from_json(Status, read_json(job.run.path / "seen.json"), "seen.json")
+        assert (status.phase, status.reason) == ("Exporting", "master.finish: training a linear model")
+        assert status.records_done == RECORDS
+        assert status_headline(status).startswith("exporting: 40 of 40 records (100 %)")
+        assert status_headline(status).endswith("master.finish: training a linear model")
         assert read_json(job.run.status)["phase"] == "Done"
 
 

@@ -285,31 +285,31 @@ def walk(relay: MasterRelay, channel: ControlChannel, tmp_path: Path, point: str
     chance = random.Random(seed)
     relay.job = HonestJob(point, tmp_path)
     task = relay.job.reach()
-    whole = [
+    requests = [
         (method, path, value, request)
         for method, base in bases(task)
         for path, _, value, request in messages_with(method.request, base)
         if not (path == "wait_seconds" and value > 0)  # it waits by this job's clock, which stands still meanwhile
     ]
-    chance.shuffle(whole)
-    said: list[str] = []
-    for method, path, value, request in whole[:count]:
-        said.append(f"{method.name}.{path} = {value!r:.60}")
+    chance.shuffle(requests)
+    sent: list[str] = []
+    for method, path, value, request in requests[:count]:
+        sent.append(f"{method.name}.{path} = {value!r:.60}")
         refused = refusal_of(lambda method=method, request=request: channel.call(method, request, timeout=30.0))
-        assert refused in (None, "bad", "retryable"), (refused, said)
-        assert relay.job.shell.failure is None, said
+        assert refused in (None, "bad", "retryable"), (refused, sent)
+        assert relay.job.shell.failure is None, sent
         if chance.random() < 0.2:
             relay.job.turn()
-        held = [lease.number for _, lease in relay.job.state.worker_leases("worker-0")]
-        if relay.job.state.has_ended or task.lease not in held:
-            assert relay.job.shell.failure is None, said
+        lease_numbers = [lease.number for _, lease in relay.job.state.worker_leases("worker-0")]
+        if relay.job.state.has_ended or task.lease not in lease_numbers:
+            assert relay.job.shell.failure is None, sent
             relay.job.check()
-            relay.job.finish(said)
+            relay.job.finish(sent)
             relay.job.check()
             relay.job.close()
             relay.job = HonestJob(point, tmp_path)
             assert relay.job.reach() == task
-            said.clear()
+            sent.clear()
     relay.job.check()
     relay.job.close()
 

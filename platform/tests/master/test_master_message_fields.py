@@ -126,21 +126,21 @@ def test_a_flood_of_parameter_servers_that_nobody_knows_holds_no_thread_and_no_p
 
     def stranger(number: int) -> str | None:
         member = pb.Member(role="ps", index=number % 3, uid=f"nobody-{number}")
-        said = pb.RegisterRequest(
+        registration = pb.RegisterRequest(
             member=member,
             control_address="unix:/a",
             bulk_address="unix:/b",
             figures=pb.PsFigures(entered=1),
             leaving=number % 2 == 0,
         )
-        return refusal_of(lambda: channel.call(MasterMethods.Register, said, timeout=20.0))
+        return refusal_of(lambda: channel.call(MasterMethods.Register, registration, timeout=20.0))
 
     with ThreadPoolExecutor(32) as strangers:
-        told = [strangers.submit(stranger, number) for number in range(1000)]
+        answers = [strangers.submit(stranger, number) for number in range(1000)]
         for _ in range(20):
             channel.call(MasterMethods.Progress, pb.ProgressRequest(member=WORKER), timeout=5.0)
             channel.call(MasterMethods.Register, pb.RegisterRequest(member=WORKER), timeout=5.0)
-        assert {each.result() for each in told} == {"retryable"}
+        assert {each.result() for each in answers} == {"retryable"}
     assert sum(thread.name.startswith("control_") for thread in threading.enumerate()) <= THREADS
     assert (
         channel.call(MasterMethods.Register, pb.RegisterRequest(member=WORKER), timeout=1.0).placement.ps[0].uid

@@ -101,8 +101,8 @@ def test_questions_keep_their_order_and_answers_become_events(
     )
     for command in commands:
         servers.execute(command)
-    asked = [type(request).__name__.removesuffix("Request") for request in ps[0].until_asked(7)]
-    assert asked == ["Attach", "Prepare", "Hold", "Revoke", "Snapshot", "Release", "Unpin"]
+    questions = [type(request).__name__.removesuffix("Request") for request in ps[0].until_asked(7)]
+    assert questions == ["Attach", "Prepare", "Hold", "Revoke", "Snapshot", "Release", "Unpin"]
     assert core.next() == PsAttached("ps-0-a", initialized=True, version=3, pins=(2,))
     assert core.next() == CutPrepared("ps-0-a", 3)
     assert core.next() == UpdatesHeld("ps-0-a", 3, {9: 2})
@@ -199,8 +199,8 @@ def test_a_ps_that_lives_is_asked_until_it_answers_and_the_core_hears_of_its_sil
     servers = servers_for(core, tmp_path, patience=0.0)
     servers.add_ps("ps-0-a", 0, address, "bulk")
     servers.execute(ATTACH)
-    told = [core.next(), core.next()]
-    assert all(isinstance(event, PsSilent) and event.uid == "ps-0-a" for event in told)
+    events = [core.next(), core.next()]
+    assert all(isinstance(event, PsSilent) and event.uid == "ps-0-a" for event in events)
     servers.close()
 
 

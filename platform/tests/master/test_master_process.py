@@ -358,9 +358,9 @@ def environment(monkeypatch: pytest.MonkeyPatch, job: InProcessJob) -> None:
     token = job.folder / "token"
     token.write_text(TOKEN)
     write_json(job.run.spec, dump_job_spec(job.spec))
-    given = {"RUN_DIR": job.run.path, "ROLE": "master", "INDEX": 0, "UID": "master-0-a", "TOKEN_FILE": token}
-    given |= {"RUNTIME_DIR": job.folder, "MASTER_ADDRESS": f"unix:{job.folder}/master"}
-    for name, value in given.items():
+    variables = {"RUN_DIR": job.run.path, "ROLE": "master", "INDEX": 0, "UID": "master-0-a", "TOKEN_FILE": token}
+    variables |= {"RUNTIME_DIR": job.folder, "MASTER_ADDRESS": f"unix:{job.folder}/master"}
+    for name, value in variables.items():
         monkeypatch.setenv(f"EDL_{name}", str(value))
     monkeypatch.setattr(LocalCluster, "from_environment", lambda token: job.cluster.connect())
 

@@ -188,11 +188,11 @@ def test_every_event_that_may_happen_reaches_the_file(harness: ReporterHarness) 
 
 def test_a_stall_is_told_in_the_words_of_the_status(harness: ReporterHarness) -> None:
     harness.reporter.emit_core_event(EmitEvent(STALLED))
-    told = (
+    reason = (
         "waiting for ps-0, its node n1 is unreachable since 2023-11-14 22:13:20 UTC; "
         "waiting until a checkpoint can be written: no space"
     )
-    assert [json.loads(line)["reason"] for line in harness.lines()] == [told]
+    assert [json.loads(line)["reason"] for line in harness.lines()] == [reason]
 
 
 def test_what_is_not_for_people_goes_to_the_log(harness: ReporterHarness, caplog: Any) -> None:

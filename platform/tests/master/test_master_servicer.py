@@ -124,8 +124,8 @@ def test_what_a_parameter_server_says_of_itself_is_passed_on_with_its_name() -> 
 def test_a_parameter_server_that_was_told_to_go_serves_on_until_a_checkpoint_has_what_it_holds() -> None:
     harness = ServiceHarness().train()
     member = pb.Member(role="ps", index=0, uid="ps-0")
-    told = pb.RegisterRequest(member=member, control_address="unix:/a", bulk_address="unix:/b", leaving=True)
-    assert not harness.service.Register(told, CONTEXT).may_end
+    registration = pb.RegisterRequest(member=member, control_address="unix:/a", bulk_address="unix:/b", leaving=True)
+    assert not harness.service.Register(registration, CONTEXT).may_end
     assert "ps-0" in harness.servers.links, "a new master takes the checkpoint, too"
     cut = harness.shell.state.cut
     assert cut is not None
@@ -136,9 +136,9 @@ def test_a_parameter_server_that_was_told_to_go_serves_on_until_a_checkpoint_has
         SnapshotTaken("ps-0", cut.number, 0, 0.0),
         CheckpointSaveFinished(cut.number),
     ):
-        assert not harness.service.Register(told, CONTEXT).may_end
+        assert not harness.service.Register(registration, CONTEXT).may_end
         harness.shell.handle(event)
-    assert harness.service.Register(told, CONTEXT).may_end
+    assert harness.service.Register(registration, CONTEXT).may_end
 
 
 # ---------------------------------------------------------------------------------------------- work

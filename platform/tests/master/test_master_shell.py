@@ -132,16 +132,16 @@ def test_a_large_journal_is_replaced_by_the_state_after_its_entries() -> None:
 
 def waiting_lease(stubs: ShellHarness, pool: ThreadPoolExecutor) -> Any:
     """A question for work that found none and waits in the shell."""
-    asked = threading.Event()
+    waiting = threading.Event()
     wait = stubs.shell._wait_for_generation
 
     def told(generation: int, until: float) -> bool:
-        asked.set()
+        waiting.set()
         return wait(generation, until)
 
     stubs.shell._wait_for_generation = told  # type: ignore[method-assign]
     answer = pool.submit(stubs.shell.wait_for_lease, "worker-0", LONG)
-    assert asked.wait(LONG)
+    assert waiting.wait(LONG)
     return answer
 
 
