@@ -76,10 +76,10 @@ def check_step(network: KerasNetwork, features: Any, labels: Any) -> None:
     step = network.train(network.initial_values(), rows, features, labels)
     with tf.GradientTape() as tape:
         loss = tf.add_n([squared(labels, plain(features, training=True)), *plain.losses])
-    found = tape.gradient(loss, [v.value for v in plain.trainable_weights])
+    plain_gradients = tape.gradient(loss, [v.value for v in plain.trainable_weights])
     expected = {
         v.path: np.zeros(v.shape) if g is None else tf.convert_to_tensor(g).numpy()
-        for v, g in zip(plain.trainable_weights, found, strict=True)
+        for v, g in zip(plain.trainable_weights, plain_gradients, strict=True)
     }
     np.testing.assert_allclose(step.loss, float(loss), rtol=1e-5)
     for name, gradient in gradients(network, step, rows).items():
@@ -91,7 +91,7 @@ def check_step(network: KerasNetwork, features: Any, labels: Any) -> None:
 
 def gradients(network: KerasNetwork, step: Any, rows: Mapping[str, RowBatch]) -> dict[str, Any]:
     """By variable, the whole gradient: of rows that were not pulled it is zero."""
-    whole = {
+    full_gradients = {
         spec.name: step.flat_gradients[place].reshape(spec.shape)
         for spec, place in zip(network.variables, network.offsets, strict=True)
         if not spec.statistic
@@ -99,6 +99,6 @@ def gradients(network: KerasNetwork, step: Any, rows: Mapping[str, RowBatch]) ->
     for table in network.tables:
         ids = np.asarray(rows[table.name].ids)
         places = ids if table.rows else 1 + np.searchsorted(np.sort(ids), ids)
-        whole[table.name] = np.zeros((table.rows or len(ids) + 1, table.dim), np.float32)
-        np.add.at(whole[table.name], places, step.row_gradients[table.name])
-    return whole
+        full_gradients[table.name] = np.zeros((table.rows or len(ids) + 1, table.dim), np.float32)
+        np.add.at(full_gradients[table.name], places, step.row_gradients[table.name])
+    return full_gradients

@@ -174,14 +174,14 @@ def tagger(outputs: int = 1) -> Any:
 def sequences(count: int) -> list[Minibatch]:
     """Sequences of unequal lengths, sorted, so that parts of a minibatch have unequal numbers of unmasked values."""
     generator = np.random.default_rng(5)
-    found: list[Minibatch] = []
+    batches: list[Minibatch] = []
     for _ in range(count):
         lengths = np.sort(generator.integers(0, 7, 12))
         ids = generator.integers(1, 9, (12, 6)) * (np.arange(6) < lengths[:, None])
         labels = generator.normal(size=(12, 6, 1)).astype(np.float32)
         weights = generator.integers(0, 4, (12, 6)).astype(np.float32)  # Keras masks weights of each value only
-        found.append((ids.astype(np.int32), labels, weights))
-    return found
+        batches.append((ids.astype(np.int32), labels, weights))
+    return batches
 
 
 def several_optimizers(rate: float) -> Any:
@@ -191,9 +191,9 @@ def several_optimizers(rate: float) -> Any:
 
 
 def normalized(dtype: str = "float32") -> Any:
-    given = keras.Input((3,), dtype=dtype)
+    inputs = keras.Input((3,), dtype=dtype)
     first = keras.layers.BatchNormalization(momentum=0.8, dtype=dtype)
-    return keras.Model(given, keras.layers.Dense(1, dtype=dtype)(first(given)))
+    return keras.Model(inputs, keras.layers.Dense(1, dtype=dtype)(first(inputs)))
 
 
 def noisy() -> Any:

@@ -47,8 +47,8 @@ def sequence() -> Any:
 
 
 def named() -> Any:
-    given = keras.Input([2])
-    return keras.Model(given, {"price": keras.layers.Dense(1)(given), "sold": keras.layers.Dense(1)(given)})
+    inputs = keras.Input([2])
+    return keras.Model(inputs, {"price": keras.layers.Dense(1)(inputs), "sold": keras.layers.Dense(1)(inputs)})
 
 
 def of_names(labels: Any, predictions: Any) -> Any:
@@ -165,15 +165,15 @@ def test_a_loss_class_of_the_users_is_held_to_it_too(
 ) -> None:
     with pytest.raises(BadInputError) as caught:
         steps(module_of(model, wrapped(loss)))[step](labels)
-    said = f"the loss {type(loss).__name__}{of} compares each label with every prediction, (n, n) values"
-    assert caught.value.message.startswith(said)
+    expected = f"the loss {type(loss).__name__}{of} compares each label with every prediction, (n, n) values"
+    assert caught.value.message.startswith(expected)
     assert caught.value.where == __file__
 
 
 def test_one_output_of_several_is_enough(steps: Any) -> None:
     def mixed() -> Any:
-        given = keras.Input([2])
-        return keras.Model(given, {"price": keras.layers.Dense(1)(given), "kind": keras.layers.Dense(3)(given)})
+        inputs = keras.Input([2])
+        return keras.Model(inputs, {"price": keras.layers.Dense(1)(inputs), "kind": keras.layers.Dense(3)(inputs)})
 
     def loss(labels: Any, predictions: Any) -> Any:
         kinds = keras.losses.sparse_categorical_crossentropy(labels["kind"], predictions["kind"], from_logits=True)
@@ -251,10 +251,10 @@ def test_other_losses_are_none_of_its_business(steps: Any, model: Any, loss: Any
 def test_each_of_a_sequences_values_counts_as_before(steps: Any) -> None:
     """As (n, time) all are averaged."""
     labels = np.arange(12, dtype=np.float32).reshape(4, 3)
-    (whole, _), (averaged, _) = (
+    (per_value, _), (averaged, _) = (
         steps(module_of(sequence, loss)) for loss in (square, lambda a, b: tf.reduce_mean(square(a, b)))
     )
-    assert whole(labels) == pytest.approx(averaged(labels))
+    assert per_value(labels) == pytest.approx(averaged(labels))
 
 
 def test_a_metric_that_is_a_function_is_held_to_the_same(steps: Any) -> None:

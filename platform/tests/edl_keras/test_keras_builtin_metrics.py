@@ -106,7 +106,7 @@ CASES: dict[str, tuple[Callable[[], Any], Data]] = {
 
 
 def test_each_metric_of_keras_has_a_case() -> None:
-    known = {name for name, found in vars(keras.metrics).items() if isinstance(found, type)}
+    known = {name for name, value in vars(keras.metrics).items() if isinstance(value, type)}
     assert known - {name.partition(",")[0] for name in CASES} == WITHOUT_ARGUMENTS
 
 
@@ -123,24 +123,24 @@ class EvaluatingWorker:
         self.metrics = EvaluationMetrics.from_module(module)  # type: ignore[arg-type]
 
     def evaluate(self, labels: Any, predictions: Any, weights: Any = None) -> dict[str, Any]:
-        given = [None if each is None else tf.constant(each) for each in (labels, predictions, weights)]
-        self.metrics.verify_states_add_up(*given)
-        spec = [None if each is None else tf.TensorSpec([None, *each.shape[1:]], each.dtype) for each in given]
+        tensors = [None if each is None else tf.constant(each) for each in (labels, predictions, weights)]
+        self.metrics.verify_states_add_up(*tensors)
+        spec = [None if each is None else tf.TensorSpec([None, *each.shape[1:]], each.dtype) for each in tensors]
         update = tf.function(self._update, autograph=False).get_concrete_function(*spec)
         self.metrics.reset()
-        update(*(each for each in given if each is not None))
+        update(*(each for each in tensors if each is not None))
         return self.states()
 
     def states(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(json.dumps(self.metrics.collect_states()))
-        return found
+        states: dict[str, Any] = json.loads(json.dumps(self.metrics.collect_states()))
+        return states
 
     def values(self, *parts: dict[str, Any]) -> dict[str, float]:
         total: dict[str, Any] = {}
         for part in parts:
             total = evaluation.merge_metric_states(total, part)
-        found = self.metrics.compute_values(json.loads(json.dumps(total)))
-        return {name: value for name, value in found.items() if name != "loss"}
+        values = self.metrics.compute_values(json.loads(json.dumps(total)))
+        return {name: value for name, value in values.items() if name != "loss"}
 
     def _update(self, labels: Any, predictions: Any, weights: Any = None) -> None:
         self.metrics.update(tf.constant(0.5), labels, predictions, weights)
@@ -151,8 +151,8 @@ def values_of_keras(metric: Any, labels: Any, predictions: Any, weights: Any = N
         metric.update_state(labels, predictions)
     else:
         metric.update_state(labels, predictions, sample_weight=weights)
-    found = np.asarray(metric.result(), np.float64)
-    return {"mine": float(found)} if not found.ndim else {f"mine_{at}": float(each) for at, each in enumerate(found)}
+    result = np.asarray(metric.result(), np.float64)
+    return {"mine": float(result)} if not result.ndim else {f"mine_{at}": float(each) for at, each in enumerate(result)}
 
 
 SEVERAL = {"F1Score, macro", "F1Score, micro", "R2Score, adjusted", "R2Score, one number"}

@@ -257,19 +257,19 @@ def test_it_is_refused_wherever_the_callback_does_it(tmp_path: Path, method: str
 
 def test_what_the_callbacks_own_objects_do_is_free(tmp_path: Path) -> None:
     """It may keep metrics and models, read settings of the trained one, and assign what a setting is already."""
-    kept: dict[str, Any] = {}
+    callback_objects: dict[str, Any] = {}
 
     def act(model: Any) -> None:
-        kept["metric"] = keras.metrics.Mean("mine")
-        kept["copy"] = keras.models.clone_model(model)
-        kept["copy"].compile("adam", "mse")
-        kept["settings"] = model.jit_compile, model.trainable_weights, model.optimizer.get_config()
+        callback_objects["metric"] = keras.metrics.Mean("mine")
+        callback_objects["copy"] = keras.models.clone_model(model)
+        callback_objects["copy"].compile("adam", "mse")
+        callback_objects["settings"] = model.jit_compile, model.trainable_weights, model.optimizer.get_config()
         model.optimizer.momentum = 0.9
         model.get_layer("head").trainable = True
         model.notes = ["of the user's"]
 
     train(tmp_path, Acting("on_epoch_begin", 0, act))
-    assert kept["settings"]
+    assert callback_objects["settings"]
 
 
 @pytest.mark.parametrize(
@@ -287,8 +287,8 @@ def test_what_needs_a_compiled_model_names_what_works(tmp_path: Path, call: Act)
 
 
 def test_predictions_of_a_callback_are_those_of_fit(tmp_path: Path) -> None:
-    found: list[Any] = []
-    act = Acting("on_epoch_end", 1, lambda model: found.append(model.predict(X, verbose=0)))
+    predictions: list[Any] = []
+    act = Acting("on_epoch_end", 1, lambda model: predictions.append(model.predict(X, verbose=0)))
     train(tmp_path, act)
-    fit(Acting("on_epoch_end", 1, lambda model: found.append(model.predict(X, verbose=0))))
-    np.testing.assert_allclose(found[0], found[1], rtol=1e-5, atol=1e-6)
+    fit(Acting("on_epoch_end", 1, lambda model: predictions.append(model.predict(X, verbose=0))))
+    np.testing.assert_allclose(predictions[0], predictions[1], rtol=1e-5, atol=1e-6)

@@ -98,8 +98,8 @@ def test_it_trains_and_evaluates_as_keras_does(rank_seed: int | None, tmp_path: 
     expected = plain.evaluate(x, labels, sample_weight=weights, batch_size=48, verbose=0, return_dict=True)
     assert values["loss"] == pytest.approx(expected["loss"], rel=1e-5)
     for name in ("number_mae", "kind_accuracy", "number_mse"):
-        found = next(value for key, value in values.items() if key.replace("/", "_") == name)
-        assert found == pytest.approx(expected[name], rel=1e-5), name
+        metric_value = next(value for key, value in values.items() if key.replace("/", "_") == name)
+        assert metric_value == pytest.approx(expected[name], rel=1e-5), name
     assert not trained.model.compiled
 
 
@@ -142,12 +142,12 @@ def test_metrics_have_the_names_and_values_of_keras(tmp_path: Path, body: str) -
     plain.set_weights(trained.model.get_weights())
     plain.run_eagerly = True
     x, labels, _ = make_data()
-    given: Any = labels["number"] if body is ONE_OUTPUT else labels
+    output_labels: Any = labels["number"] if body is ONE_OUTPUT else labels
     if "outputs)" in body and "zip" not in body:
-        given = [labels["number"], labels["kind"]]
-    trained.evaluate(x, given)
+        output_labels = [labels["number"], labels["kind"]]
+    trained.evaluate(x, output_labels)
     values = {name.replace("/", "_"): value for name, value in metric_values(trained).items()}
-    expected = plain.evaluate(x, given, batch_size=48, verbose=0, return_dict=True)
+    expected = plain.evaluate(x, output_labels, batch_size=48, verbose=0, return_dict=True)
     metrics = {name: value for name, value in expected.items() if not name.endswith("loss")}
     assert {name: values.get(name) for name in metrics} == pytest.approx(metrics, rel=1e-5)
     assert len(values) == len(metrics) + 1
@@ -167,13 +167,13 @@ def test_every_evaluation_has_metrics_of_its_own(tmp_path: Path) -> None:
     module = load(tmp_path, arguments="'sgd', {'number': 'mse'}, metrics={'number': [Scale(2.0)]}")
     model = ModelReplica(module, seed=1, rank_seed=None, sample=None)
     x, labels, _ = make_data()
-    found = []
+    evaluations = []
     for _ in range(2):
         model.reset_metrics()
         model.evaluate(x, labels)
-        found.append(metric_values(model))
-    assert found[0] == found[1]
-    assert any("scale" in name for name in found[0])
+        evaluations.append(metric_values(model))
+    assert evaluations[0] == evaluations[1]
+    assert any("scale" in name for name in evaluations[0])
 
 
 @pytest.mark.parametrize(
@@ -262,8 +262,8 @@ def test_a_function_gets_each_output_with_its_mask_as_in_keras(rank_seed: int | 
     for _ in range(5):
         plain.train_on_batch(ids, [labels, 2 * labels])
         mine.take_step(ids, (labels, 2 * labels))
-    for one, other in zip(mine.model.get_weights(), plain.get_weights(), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    for weight, other in zip(mine.model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, other, rtol=1e-5, atol=1e-6)
 
 
 def test_a_function_of_all_outputs_that_ignores_a_mask_is_warned_of(
@@ -309,8 +309,8 @@ def train_both(folder: Path, source: str, rank_seed: int | None) -> tuple[ModelR
 
 
 def assert_same_weights(found: Any, expected: Any) -> None:
-    for one, other in zip(found.weights, expected.weights, strict=True):
-        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5, atol=1e-6, err_msg=other.path)
+    for weight, other in zip(found.weights, expected.weights, strict=True):
+        np.testing.assert_allclose(weight.numpy(), other.numpy(), rtol=1e-5, atol=1e-6, err_msg=other.path)
 
 
 WITHOUT_TRAINING = """
@@ -355,12 +355,12 @@ def test_with_parameter_servers_a_call_without_an_argument_training_is_that_of_f
     plain = make_plainly(WITHOUT_TRAINING, network.model.get_weights())
     step = network.train(network.initial_values(), {}, X, Y)
     plain.train_on_batch(X, Y)
-    found = {
+    updated = {
         spec.name: network.initial_values()[at] + step.flat_gradients[at] * (1 if spec.statistic else -0.1)
         for spec, at in zip(network.variables, network.offsets, strict=True)
     }
     for weight, other in zip(network.model.weights, plain.weights, strict=True):
-        np.testing.assert_allclose(found[weight.path], np.ravel(other), rtol=1e-5, atol=1e-6, err_msg=other.path)
+        np.testing.assert_allclose(updated[weight.path], np.ravel(other), rtol=1e-5, atol=1e-6, err_msg=other.path)
 
 
 def make_source(body: str, outside: str = "") -> str:
@@ -510,10 +510,10 @@ def test_a_list_of_loss_weights_has_the_order_of_keras(case: str, tmp_path: Path
     mine = ModelReplica(load(tmp_path, source), seed=1, rank_seed=None, sample=None)
     plain = make_plainly(source, mine.model.get_weights())
     x, labels, _ = make_data()
-    given: Any = labels if "zip" in body else [labels["number"], labels["kind"]]
+    output_labels: Any = labels if "zip" in body else [labels["number"], labels["kind"]]
     for _ in range(3):
-        mine.take_step(x, given)
-        plain.train_on_batch(x, given)
+        mine.take_step(x, output_labels)
+        plain.train_on_batch(x, output_labels)
     assert_same_weights(mine.model, plain)
 
 
@@ -557,5 +557,5 @@ def test_a_function_metric_leaves_masked_values_out_as_in_keras(tmp_path: Path, 
         return_dict=True,
     )
     squared = next(value for name, value in expected.items() if name.endswith("squared"))
-    found = next(value for name, value in metric_values(mine).items() if name.endswith("squared"))
-    assert found == pytest.approx(squared, rel=1e-5)
+    metric_value = next(value for name, value in metric_values(mine).items() if name.endswith("squared"))
+    assert metric_value == pytest.approx(squared, rel=1e-5)

@@ -65,8 +65,8 @@ def test_local_applies_them_as_keras_fit(user_model: Any) -> None:
     for _ in range(12):
         mine.take_step(FEATURES, LABELS)
     other.fit(FEATURES, LABELS, batch_size=len(LABELS), epochs=12, verbose=0)
-    for found, expected in zip(mine.model.get_weights(), other.get_weights(), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    for weight, expected in zip(mine.model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, expected, rtol=1e-5, atol=1e-6)
     norms = np.linalg.norm(mine.model.get_layer("bounded").kernel.numpy(), axis=0)
     assert norms.max() == pytest.approx(0.4, abs=1e-5)  # the bound is reached
 

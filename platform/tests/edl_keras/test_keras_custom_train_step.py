@@ -146,8 +146,8 @@ return {"loss": self.seen.result()}
 
 def test_a_loss_that_a_metric_returns_is_that_of_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise one that is not finite would stay in the metric, and no step after it would be applied."""
-    seen = "self.seen = keras.metrics.Mean(name='loss')"
-    monkeypatch.setitem(globals(), "SOURCE", SOURCE.replace("self.steps =", f"{seen}\n        self.steps ="))
+    metric_line = "self.seen = keras.metrics.Mean(name='loss')"
+    monkeypatch.setitem(globals(), "SOURCE", SOURCE.replace("self.steps =", f"{metric_line}\n        self.steps ="))
     (rank,) = make_ranks(tmp_path, TRACKED)
     x, y = make_data(8)
     before = rank.take_step(x, y)
@@ -352,8 +352,8 @@ def test_the_step_has_the_optimizer_of_compile(tmp_path: Path, case: str, is_onl
         ModelSpec(zoo=str(tmp_path), definition="own.custom_model", params={}), may_have_train_step=True
     )
     x, y = make_data(12)
-    given: dict[str, Any] = {"seed": 4, "sample": x, "first": (x, y, None)}
-    replica = build_only_replica(module, **given) if is_only else build_replica(module, rank_seed=0, **given)
+    arguments: dict[str, Any] = {"seed": 4, "sample": x, "first": (x, y, None)}
+    replica = build_only_replica(module, **arguments) if is_only else build_replica(module, rank_seed=0, **arguments)
     scope: dict[str, Any] = {}
     exec((tmp_path / "own.py").read_text(), scope)
     plain = scope["custom_model"]()

@@ -63,25 +63,25 @@ TABLE = SchemaSpec(label="rich", features=FEATURES, classes=("no", "yes"))
 
 
 def test_the_features_of_the_schema_become_inputs_and_classes_numbers(tmp_path: Path) -> None:
-    made = rows_of(tmp_path, TABLE)
-    assert made.features["age"].dtype == tf.float32
-    np.testing.assert_array_equal(made.features["age"], [[31], [9]])
-    assert made.features["town"].numpy().tolist() == [[b"Ulm"], [b"Bonn"]]
-    assert (made.labels.dtype, made.labels.numpy().tolist()) == (tf.int32, [1, 0])
+    minibatch = rows_of(tmp_path, TABLE)
+    assert minibatch.features["age"].dtype == tf.float32
+    np.testing.assert_array_equal(minibatch.features["age"], [[31], [9]])
+    assert minibatch.features["town"].numpy().tolist() == [[b"Ulm"], [b"Bonn"]]
+    assert (minibatch.labels.dtype, minibatch.labels.numpy().tolist()) == (tf.int32, [1, 0])
 
 
 @pytest.mark.parametrize(
     ("mode", "labels"), [("categorical", [[0, 1], [1, 0]]), ("binary", [[1], [0]]), ("int", [1, 0])]
 )
 def test_labels_are_encoded_as_the_schema_says(tmp_path: Path, mode: str, labels: list[Any]) -> None:
-    made = rows_of(tmp_path, SchemaSpec(label="rich", features=FEATURES, classes=("no", "yes"), label_mode=mode))
-    assert made.labels.numpy().tolist() == labels
+    minibatch = rows_of(tmp_path, SchemaSpec(label="rich", features=FEATURES, classes=("no", "yes"), label_mode=mode))
+    assert minibatch.labels.numpy().tolist() == labels
 
 
 def test_a_class_that_the_schema_does_not_have_is_named_in_typed_rows(tmp_path: Path) -> None:
     rows = ColumnRecords({"age": np.arange(2), "town": np.array([b"Ulm"] * 2), "rich": np.array([b"no", b"maybe"])})
-    said = "the label is 'maybe', which is none of data.schema.classes: no, yes, at record 1"
-    assert said in error_of(tmp_path, TABLE, rows)
+    message = "the label is 'maybe', which is none of data.schema.classes: no, yes, at record 1"
+    assert message in error_of(tmp_path, TABLE, rows)
 
 
 VECTOR = HEAD + "def custom_model(): return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])\n"
@@ -112,16 +112,16 @@ def test_rows_parsed_at_once_are_those_parsed_one_by_one(
     schema = SchemaSpec(label="rich", features=features, classes=("no", "yes"), label_mode=label_mode)
     metadata = Metadata("tfrecord") if records is AS_EXAMPLES else Metadata("csv", COLUMNS)
     feed = feed_of(tmp_path, text, schema, metadata)
-    made = feed.make_minibatch(0, RecordWindow(records))
-    assert made is not None
+    minibatch = feed.make_minibatch(0, RecordWindow(records))
+    assert minibatch is not None
     dataset = tf.data.Dataset.from_tensor_slices(dict(records.columns) if records is AS_COLUMNS else records)
     features_one_by_one, labels_one_by_one = feed._feed(dataset, "training", metadata).batch(2).get_single_element()
-    tf.nest.map_structure(np.testing.assert_array_equal, made.features, features_one_by_one)
-    assert tf.nest.map_structure(lambda part: part.dtype, made.features) == tf.nest.map_structure(
+    tf.nest.map_structure(np.testing.assert_array_equal, minibatch.features, features_one_by_one)
+    assert tf.nest.map_structure(lambda part: part.dtype, minibatch.features) == tf.nest.map_structure(
         lambda part: part.dtype, features_one_by_one
     )
-    np.testing.assert_array_equal(made.labels, labels_one_by_one)
-    assert made.labels.dtype == labels_one_by_one.dtype
+    np.testing.assert_array_equal(minibatch.labels, labels_one_by_one)
+    assert minibatch.labels.dtype == labels_one_by_one.dtype
 
 
 def test_a_schema_beside_a_feed_that_is_imported_by_a_star_is_refused(tmp_path: Path) -> None:
@@ -138,16 +138,16 @@ def test_several_values_a_record_do_not_become_records(tmp_path: Path) -> None:
 
 def test_a_model_without_inputs_gets_a_vector_of_numbers_or_a_mapping_with_text(tmp_path: Path) -> None:
     numbers = SchemaSpec(label="rich", features={"wealth": "float32", "age": "int64"}, classes=("no", "yes"))
-    made = rows_of(tmp_path, numbers, text=SUBCLASS)
-    np.testing.assert_array_equal(made.features, [[0.5, 31], [2, 9]])
-    made = rows_of(tmp_path, TABLE, text=SUBCLASS)
-    assert {name: value.dtype.name for name, value in made.features.items()} == {"age": "int32", "town": "string"}
+    minibatch = rows_of(tmp_path, numbers, text=SUBCLASS)
+    np.testing.assert_array_equal(minibatch.features, [[0.5, 31], [2, 9]])
+    minibatch = rows_of(tmp_path, TABLE, text=SUBCLASS)
+    assert {name: value.dtype.name for name, value in minibatch.features.items()} == {"age": "int32", "town": "string"}
 
 
 def test_predictions_need_neither_label_nor_other_columns(tmp_path: Path) -> None:
     feed = feed_of(tmp_path, TWO_INPUTS, TABLE, Metadata("csv", ("age", "town")), "prediction")
-    made = feed.make_minibatch(0, RecordWindow([["31", "Ulm"]], source="rows.csv"))
-    np.testing.assert_array_equal(made.features["age"], [[31]])
+    minibatch = feed.make_minibatch(0, RecordWindow([["31", "Ulm"]], source="rows.csv"))
+    np.testing.assert_array_equal(minibatch.features["age"], [[31]])
 
 
 @pytest.mark.parametrize(
@@ -201,9 +201,11 @@ TOKENS = HEAD + (
 def test_lists_are_padded_to_the_longest_of_the_minibatch(tmp_path: Path) -> None:
     typed = {"tokens": RaggedColumn(np.arange(1, 6), np.array([0, 2, 2, 5])), "rich": np.arange(3.0)}
     schema, metadata = SchemaSpec(label="rich", features={"tokens": "int64"}), Metadata("parquet", tuple(typed))
-    made = feed_of(tmp_path, TOKENS, schema, metadata, pad=True).make_minibatch(0, RecordWindow(ColumnRecords(typed)))
-    assert made is not None
-    np.testing.assert_array_equal(made.features, [[1, 2, 0], [0, 0, 0], [3, 4, 5]])
+    minibatch = feed_of(tmp_path, TOKENS, schema, metadata, pad=True).make_minibatch(
+        0, RecordWindow(ColumnRecords(typed))
+    )
+    assert minibatch is not None
+    np.testing.assert_array_equal(minibatch.features, [[1, 2, 0], [0, 0, 0], [3, 4, 5]])
     with pytest.raises(EdlError) as error:
         feed_of(tmp_path, TOKENS, schema, metadata).make_minibatch(0, RecordWindow(ColumnRecords(typed)))
     assert "train.batches.pad" in str(error.value.hint)
@@ -214,9 +216,11 @@ def test_lists_of_lists_are_padded_in_both_axes(tmp_path: Path) -> None:
     typed = {"tokens": RaggedColumn(words, np.array([0, 2, 4])), "rich": np.arange(2.0)}
     schema, metadata = SchemaSpec(label="rich", features={"tokens": "int64"}), Metadata("parquet", tuple(typed))
     text = TOKENS.replace("(None,)", "(None, None)")
-    made = feed_of(tmp_path, text, schema, metadata, pad=True).make_minibatch(0, RecordWindow(ColumnRecords(typed)))
-    assert made is not None
-    np.testing.assert_array_equal(made.features, [[[1, 0, 0], [2, 3, 0]], [[0, 0, 0], [4, 5, 6]]])
+    minibatch = feed_of(tmp_path, text, schema, metadata, pad=True).make_minibatch(
+        0, RecordWindow(ColumnRecords(typed))
+    )
+    assert minibatch is not None
+    np.testing.assert_array_equal(minibatch.features, [[[1, 0, 0], [2, 3, 0]], [[0, 0, 0], [4, 5, 6]]])
 
 
 def test_a_feed_gets_lists_of_lists_as_ragged_tensors(tmp_path: Path) -> None:
@@ -228,31 +232,31 @@ def test_a_feed_gets_lists_of_lists_as_ragged_tensors(tmp_path: Path) -> None:
         Metadata("parquet", ("words",)),
         zoo=tmp_path,
     )
-    made = feed.make_minibatch(0, RecordWindow(records))
-    assert made is not None
-    np.testing.assert_array_equal(made.features, [[1, 2], [0, 3]])
+    minibatch = feed.make_minibatch(0, RecordWindow(records))
+    assert minibatch is not None
+    np.testing.assert_array_equal(minibatch.features, [[1, 2], [0, 3]])
 
 
 def test_whole_numbers_of_a_column_become_classes(tmp_path: Path) -> None:
     typed = {"age": np.array([1, 2]), "town": np.array([b"Ulm", b"Ulm"], object), "rich": np.array([7, 3])}
     schema = SchemaSpec(label="rich", features=FEATURES, classes=("3", "7"))
     feed = feed_of(tmp_path, TWO_INPUTS, schema, Metadata("parquet", tuple(typed)))
-    made = feed.make_minibatch(0, RecordWindow(ColumnRecords(typed)))
-    assert made is not None
-    assert made.labels.numpy().tolist() == [1, 0]
+    minibatch = feed.make_minibatch(0, RecordWindow(ColumnRecords(typed)))
+    assert minibatch is not None
+    assert minibatch.labels.numpy().tolist() == [1, 0]
 
 
 def test_records_of_example_are_parsed_by_the_schema(tmp_path: Path) -> None:
     records = [serialize_example({"age": age, "town": "Ulm", "rich": "yes"}) for age in (31, 9)]
-    made = feed_of(tmp_path, TWO_INPUTS, TABLE, Metadata("tfrecord")).make_minibatch(0, RecordWindow(records))
-    assert made is not None
-    np.testing.assert_array_equal(made.features["age"], [[31], [9]])
-    assert made.labels.numpy().tolist() == [1, 1]
+    minibatch = feed_of(tmp_path, TWO_INPUTS, TABLE, Metadata("tfrecord")).make_minibatch(0, RecordWindow(records))
+    assert minibatch is not None
+    np.testing.assert_array_equal(minibatch.features["age"], [[31], [9]])
+    assert minibatch.labels.numpy().tolist() == [1, 1]
     unlabelled = [serialize_example({"age": 3, "town": "Ulm"})]
     feed = feed_of(tmp_path, TWO_INPUTS, TABLE, Metadata("tfrecord"), "prediction")
-    made = feed.make_minibatch(0, RecordWindow(unlabelled))
-    assert made is not None
-    assert made.features["age"].numpy().tolist() == [[3]]
+    minibatch = feed.make_minibatch(0, RecordWindow(unlabelled))
+    assert minibatch is not None
+    assert minibatch.features["age"].numpy().tolist() == [[3]]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -290,7 +294,7 @@ def test_images_are_those_of_image_dataset_from_directory(
 ) -> None:
     import keras
 
-    made = image_batch(
+    minibatch = image_batch(
         tmp_path,
         SchemaSpec(label_mode=label_mode, image_size=(8, 5), color_mode=color_mode),
         image_model(None, None, {"grayscale": 1, "rgba": 4}.get(color_mode or "", 3)),
@@ -300,9 +304,9 @@ def test_images_are_those_of_image_dataset_from_directory(
         str(tmp_path / "pets"), image_size=(8, 5), shuffle=False, batch_size=6, verbose=False, **options
     )
     ((images, labels),) = list(theirs)
-    np.testing.assert_array_equal(made.features, images)
-    np.testing.assert_array_equal(made.labels, labels)
-    assert (made.features.dtype, made.labels.dtype) == (images.dtype, labels.dtype)
+    np.testing.assert_array_equal(minibatch.features, images)
+    np.testing.assert_array_equal(minibatch.labels, labels)
+    assert (minibatch.features.dtype, minibatch.labels.dtype) == (images.dtype, labels.dtype)
 
 
 @pytest.fixture(params=["direct", "graph"])
@@ -316,8 +320,8 @@ def test_images_become_what_the_model_s_input_is(tmp_path: Path) -> None:
     for name, axes, expected in (("a", (4, 6, 1), (6, 4, 6, 1)), ("b", (None, None, 3), (6, 256, 256, 3))):
         (tmp_path / name).mkdir()
         assert image_batch(tmp_path / name, SchemaSpec(), image_model(*axes)).features.shape == expected
-    made = image_batch(tmp_path, SchemaSpec(), image_model(4, 6, 1), "prediction")
-    assert (made.features.shape, made.labels) == ((6, 4, 6, 1), None)
+    minibatch = image_batch(tmp_path, SchemaSpec(), image_model(4, 6, 1), "prediction")
+    assert (minibatch.features.shape, minibatch.labels) == ((6, 4, 6, 1), None)
 
 
 @pytest.mark.usefixtures("each_way_to_decode")
@@ -391,11 +395,11 @@ def test_images_that_threads_decode_keep_their_order(
     (source,) = reader.sources()
     schema = SchemaSpec(image_size=(8, 5))
     feed = feed_of(tmp_path, image_model(8, 5, 3), schema, reader.metadata)
-    made = feed.make_minibatch(0, RecordWindow(reader.read(source.name, 0, source.records)))
-    assert made is not None
+    minibatch = feed.make_minibatch(0, RecordWindow(reader.read(source.name, 0, source.records)))
+    assert minibatch is not None
     files = [folder / name for name in ("cat/0.png", "cat/2.png", "cat/4.png", "dog/1.png", "dog/3.png", "dog/5.png")]
     expected = [tf.image.resize(tf.io.decode_image(file.read_bytes()), (8, 5)) for file in files]
-    np.testing.assert_array_equal(made.features, np.stack(expected))
+    np.testing.assert_array_equal(minibatch.features, np.stack(expected))
 
 
 @pytest.mark.parametrize(("format_name", "threads", "at_once"), [("images", 4, 2), ("images", None, 1), ("csv", 4, 1)])

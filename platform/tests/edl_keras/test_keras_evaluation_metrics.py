@@ -58,15 +58,15 @@ def metrics_of(eval_metrics_fn: Any) -> EvaluationMetrics:
 
 @pytest.mark.parametrize("predictions", DIVERGED, ids=["all", "one", "infinite"])
 def test_predictions_that_are_not_finite_say_nothing_of_a_metric(predictions: Any) -> None:
-    found = metrics(keras.metrics.MeanSquaredError)
-    found.verify_states_add_up(LABELS, predictions)
-    assert not found.states_verified
+    user_metrics = metrics(keras.metrics.MeanSquaredError)
+    user_metrics.verify_states_add_up(LABELS, predictions)
+    assert not user_metrics.states_verified
 
 
 def test_the_next_finite_minibatch_decides() -> None:
     good, bad = metrics(keras.metrics.MeanSquaredError), metrics(LargestPrediction)
-    for found in (good, bad):
-        found.verify_states_add_up(LABELS, DIVERGED[0])
+    for user_metrics in (good, bad):
+        user_metrics.verify_states_add_up(LABELS, DIVERGED[0])
     good.verify_states_add_up(LABELS, FINE)
     assert good.states_verified
     with pytest.raises(BadInputError, match=r"'mine' \(LargestPrediction\).*do not add up"):
@@ -90,27 +90,27 @@ def test_finite_states_are_judged_beside_others_that_are_not() -> None:
 
 
 def test_that_predictions_are_not_finite_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    found = metrics(keras.metrics.MeanSquaredError)
+    user_metrics = metrics(keras.metrics.MeanSquaredError)
     with caplog.at_level(logging.WARNING):
         for predictions in DIVERGED:
-            found.verify_states_add_up(LABELS, predictions)
-    (said,) = caplog.messages
-    assert "predictions are not finite" in said
+            user_metrics.verify_states_add_up(LABELS, predictions)
+    (message,) = caplog.messages
+    assert "predictions are not finite" in message
 
 
 def test_where_predictions_are_finite_the_metric_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    found = metrics(keras.metrics.MeanSquaredError)
+    user_metrics = metrics(keras.metrics.MeanSquaredError)
     with caplog.at_level(logging.WARNING):
-        found.verify_states_add_up(LABELS + math.nan, FINE)
-    (said,) = caplog.messages
-    assert "'mine'" in said
-    assert "predictions" not in said
+        user_metrics.verify_states_add_up(LABELS + math.nan, FINE)
+    (message,) = caplog.messages
+    assert "'mine'" in message
+    assert "predictions" not in message
 
 
 def test_values_of_such_states_are_not_finite_either() -> None:
-    found = metrics(keras.metrics.MeanSquaredError)
-    found.update(tf.constant(math.nan), LABELS, DIVERGED[0])
-    assert all(math.isnan(value) for value in found.compute_values(found.collect_states()).values())
+    user_metrics = metrics(keras.metrics.MeanSquaredError)
+    user_metrics.update(tf.constant(math.nan), LABELS, DIVERGED[0])
+    assert all(math.isnan(value) for value in user_metrics.compute_values(user_metrics.collect_states()).values())
 
 
 def test_the_metric_that_raises_is_named() -> None:
@@ -118,9 +118,9 @@ def test_the_metric_that_raises_is_named() -> None:
         def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
             raise ZeroDivisionError("on purpose")
 
-    found = metrics_of(lambda: {"price": {"good": keras.metrics.MeanSquaredError(), "wrong": RaisingMetric()}})
+    user_metrics = metrics_of(lambda: {"price": {"good": keras.metrics.MeanSquaredError(), "wrong": RaisingMetric()}})
     with pytest.raises(UserCodeError, match="the metric 'price_wrong' raised ZeroDivisionError: on purpose") as caught:
-        found.update(tf.constant(0.0), LABELS, {"price": FINE})
+        user_metrics.update(tf.constant(0.0), LABELS, {"price": FINE})
     assert str(caught.value.where).startswith(__file__)
 
 
@@ -149,11 +149,11 @@ def test_functions_with_more_arguments_that_have_defaults_will_do() -> None:
 def test_metrics_of_a_list_that_keras_names_keep_their_names() -> None:
     """Keras calls the second one that a process makes ``precision_1``, and a worker makes them for each evaluation."""
     keras.utils.clear_session(free_memory=False)  # as before a model is made
-    found = metrics_of(lambda: [keras.metrics.Precision(), keras.metrics.AUC(), keras.metrics.AUC(curve="PR")])
-    found.verify_states_add_up(LABELS, FINE / 4)
-    found.update(tf.constant(0.0), LABELS, FINE / 4)
+    user_metrics = metrics_of(lambda: [keras.metrics.Precision(), keras.metrics.AUC(), keras.metrics.AUC(curve="PR")])
+    user_metrics.verify_states_add_up(LABELS, FINE / 4)
+    user_metrics.update(tf.constant(0.0), LABELS, FINE / 4)
     for _ in range(2):
-        assert list(found.compute_values(found.collect_states())) == ["loss", "precision", "auc", "auc_1"]
+        assert list(user_metrics.compute_values(user_metrics.collect_states())) == ["loss", "precision", "auc", "auc_1"]
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_a_metric_of_an_output_that_the_model_lacks(predictions: Any, keys: list
 
 
 def test_a_metric_that_raises_is_told_with_the_shapes_that_it_received() -> None:
-    found = metrics(lambda: keras.metrics.CategoricalAccuracy())
+    user_metrics = metrics(lambda: keras.metrics.CategoricalAccuracy())
     with pytest.raises(UserCodeError) as raised:
-        found.update(tf.constant(1.0), tf.zeros([4, 3]), tf.zeros([4, 2, 2]))
+        user_metrics.update(tf.constant(1.0), tf.zeros([4, 3]), tf.zeros([4, 2, 2]))
     assert not missing_keys(str(raised.value), "'mine'", "(4, 3)", "(4, 2, 2)")

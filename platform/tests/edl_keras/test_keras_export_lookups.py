@@ -57,10 +57,10 @@ def combining(lookup: str, form: str) -> Any:
     make_features, layer = LOOKUPS[lookup]
     ragged = make_features()
     columns = 3 if form == "dense" else None
-    given = keras.Input([columns], dtype=ragged.dtype.name, sparse=form == "sparse", ragged=form == "ragged")
-    ids = layer()(given)
+    inputs = keras.Input([columns], dtype=ragged.dtype.name, sparse=form == "sparse", ragged=form == "ragged")
+    ids = layer()(inputs)
     kinds = zip(COMBINERS, cycle((4, None)))
-    return keras.Model(given, Layers.Concatenate()([Embedding(2, rows, combiner=how)(ids) for how, rows in kinds]))
+    return keras.Model(inputs, Layers.Concatenate()([Embedding(2, rows, combiner=how)(ids) for how, rows in kinds]))
 
 
 @pytest.mark.parametrize(("lookup", "form"), CASES)
@@ -85,8 +85,8 @@ def test_layers_of_keras_that_predict_otherwise_are_not_written(
     ids = np.array([[1, 2], [3, 3]])
 
     def model() -> Any:
-        given = keras.Input([2], dtype="int64")
-        return keras.Model(given, Embedding(2, 4, combiner="sum", dtype=precision)(given))
+        inputs = keras.Input([2], dtype="int64")
+        return keras.Model(inputs, Embedding(2, 4, combiner="sum", dtype=precision)(inputs))
 
     network = network_of(model, ids)
     rows = rows_for(network, ids)

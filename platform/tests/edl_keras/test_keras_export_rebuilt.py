@@ -160,9 +160,9 @@ def test_of_many_names_some_are_said() -> None:
 
     def model() -> Model:
         call = next(number)
-        given = keras.Input([3])
+        inputs = keras.Input([3])
         layers = [keras.layers.Dense(1, use_bias=False, name=f"d{call}-{at}") for at in range(5)]
-        return keras.Model(given, [layer(given) for layer in layers])
+        return keras.Model(inputs, [layer(inputs) for layer in layers])
 
     with pytest.raises(BadInputError, match=r"'d0-0/kernel', 'd0-1/kernel', 'd0-2/kernel'.*2 more"):
         plain_of(network_of(model))
@@ -172,9 +172,9 @@ def test_a_variable_that_the_trained_model_had_not_is_not_exported() -> None:
     number = itertools.count()
 
     def model() -> Model:
-        given = keras.Input([3])
+        inputs = keras.Input([3])
         names = ["out", "more"] if next(number) else ["out"]
-        return keras.Model(given, [keras.layers.Dense(1, name=name)(given) for name in names])
+        return keras.Model(inputs, [keras.layers.Dense(1, name=name)(inputs) for name in names])
 
     with pytest.raises(BadInputError, match=r"\(new: 'more/bias', 'more/kernel'\)"):
         plain_of(network_of(model))

@@ -76,8 +76,8 @@ def test_features_keep_their_names(form: str, subclassed: bool, tmp_path: Path) 
     expected = network.predict(network.initial_values(), rows, features)
     served = tf.saved_model.load(str(tmp_path / "saved_model"))
     np.testing.assert_allclose(served.serve(features), expected, rtol=1e-5)
-    found = served.signatures["serving_default"](price=prices, **parts)
-    np.testing.assert_allclose(found["output_0"], expected, rtol=1e-5)
+    outputs = served.signatures["serving_default"](price=prices, **parts)
+    np.testing.assert_allclose(outputs["output_0"], expected, rtol=1e-5)
 
 
 class UnstackingModel(keras.Model):

@@ -63,23 +63,23 @@ def by_name(built: KerasNetwork, slab: Any) -> dict[str, Any]:
 @pytest.mark.first_cases(1)
 def test_rows_and_variables_are_clipped_together_as_the_dense_gradients_are(kind: dict[str, float]) -> None:
     """Duplicate ids are summed first: the norm of a table is that of its dense gradient."""
-    whole, optimizer = network(keras.optimizers.SGD(0.1), 1 << 40), keras.optimizers.SGD(0.1, **kind)
-    dense = by_name(whole, whole.train(whole.initial_values(), {}, IDS, LABELS).flat_gradients)
+    dense_network, optimizer = network(keras.optimizers.SGD(0.1), 1 << 40), keras.optimizers.SGD(0.1, **kind)
+    dense = by_name(dense_network, dense_network.train(dense_network.initial_values(), {}, IDS, LABELS).flat_gradients)
     names = sorted(dense)
     clipped = optimizer._clip_gradients([tf.constant(dense[name]) for name in names])
     expected = {name: np.asarray(gradient) for name, gradient in zip(names, clipped, strict=True)}
 
     served = network(optimizer, 1)
     (table,) = served.tables
-    values = by_name(whole, whole.initial_values())
+    values = by_name(dense_network, dense_network.initial_values())
     ids = np.unique(IDS)
     rows = {table.name: RowBatch(ids, values[table.name].reshape(VOCABULARY, DIM)[ids])}
     slab = np.concatenate([values[spec.name] for spec in served.variables])
     step = served.train(slab, rows, IDS, LABELS)
 
-    found = by_name(served, step.flat_gradients)
-    assert {*found, table.name} == {*expected}
-    for name, gradient in found.items():
+    gradients = by_name(served, step.flat_gradients)
+    assert {*gradients, table.name} == {*expected}
+    for name, gradient in gradients.items():
         np.testing.assert_allclose(gradient, expected[name], rtol=1e-5, atol=1e-8, err_msg=name)
     of_rows = expected[table.name].reshape(VOCABULARY, DIM)
     np.testing.assert_allclose(step.row_gradients[table.name], of_rows[ids], rtol=1e-5, atol=1e-8)
@@ -97,8 +97,8 @@ def test_any_gradients_are_clipped_as_keras_clips_them(gradients: list[Any], kin
     clip = GradientClipping.from_config(optimizer.get_config())
     assert clip is not None
     clip(gradients)
-    for got, want in zip(gradients, expected, strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-30)
+    for gradient, want in zip(gradients, expected, strict=True):
+        np.testing.assert_allclose(gradient, want, rtol=1e-5, atol=1e-30)
 
 
 @pytest.mark.parametrize("kind", [{"norm": 1.0}, {"value": 1.0}, {"global_norm": 1.0}], ids=str)

@@ -39,7 +39,7 @@ COMPUTED: dict[str, Calls] = {
 
 def expected(calls: Calls, features: Any) -> list[list[int]]:
     tensors = tf.nest.map_structure(tf.convert_to_tensor, features)
-    return [[int(one) for ids in table for one in ids.numpy()] for table in calls(tensors)]
+    return [[int(value) for ids in table for value in ids.numpy()] for table in calls(tensors)]
 
 
 @pytest.mark.parametrize("how", DIRECT | COMPUTED)
@@ -47,9 +47,9 @@ def test_ids_are_those_of_the_graph(how: str) -> None:
     calls = (DIRECT | COMPUTED)[how]
     looked_up = IdTracer(calls)
     for features in (FEATURES, {name: values[:1] + 1 for name, values in FEATURES.items()}):
-        found = looked_up(features)
-        assert [ids.tolist() for ids in found] == expected(calls, features)
-        assert all(ids.dtype == np.int64 for ids in found)
+        traced_ids = looked_up(features)
+        assert [ids.tolist() for ids in traced_ids] == expected(calls, features)
+        assert all(ids.dtype == np.int64 for ids in traced_ids)
 
 
 @pytest.mark.parametrize("how", DIRECT)
@@ -61,10 +61,10 @@ def test_what_is_in_the_features_is_taken_from_there(how: str) -> None:
 
 def test_ids_that_would_lose_bits_are_computed() -> None:
     looked_up = IdTracer(lambda given: [[flat(tf.cast(given, tf.int32))]])
-    (found,) = looked_up(np.array([2**32 + 5]))
-    assert found.tolist() == [5]
+    (ids,) = looked_up(np.array([2**32 + 5]))
+    assert ids.tolist() == [5]
 
 
 def test_ragged_features() -> None:
-    (found,) = IdTracer(lambda given: [[flat(given.flat_values)]])(tf.ragged.constant([[4, 2], [], [9]], tf.int64))
-    assert found.tolist() == [4, 2, 9]
+    (ids,) = IdTracer(lambda given: [[flat(given.flat_values)]])(tf.ragged.constant([[4, 2], [], [9]], tf.int64))
+    assert ids.tolist() == [4, 2, 9]

@@ -140,9 +140,9 @@ def train_plain(module: ModelModule, kind: str, values: Any) -> Any:
     for variable, value in zip((*model.trainable_variables, *model.non_trainable_variables), values, strict=True):
         variable.assign(value)
     optimizer = tf_keras.optimizers.Adam(0.01)
-    for given, labels in batches(kind):
+    for batch_features, labels in batches(kind):
         with tf.GradientTape() as tape:
-            predictions = model(given, training=True)
+            predictions = model(batch_features, training=True)
             loss = tf.reduce_mean(tf_keras.losses.mean_squared_error(labels, predictions)) + sum(model.losses)
         optimizer.apply_gradients(
             zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True)
@@ -166,8 +166,8 @@ def test_local_trains_as_keras_2(tmp_path: Path, kind: str) -> None:
     features, _ = draw_records(kind)
     local = ModelReplica(module, seed=SEED, rank_seed=None, sample=cut(features, slice(0, 2)))
     values = [twin.numpy() for twin in twins(local.model)]
-    for given, labels in batches(kind):
-        local.take_step(given, labels)
+    for batch_features, labels in batches(kind):
+        local.take_step(batch_features, labels)
     assert_equal_weights(local.model, train_plain(module, kind, values))
 
 
@@ -180,10 +180,10 @@ def test_two_ranks_train_as_keras_2_on_their_union(tmp_path: Path, kind: str) ->
     features, _ = draw_records(kind)
     ranks = [ModelReplica(module, seed=SEED, rank_seed=rank, sample=cut(features, slice(0, 2))) for rank in range(2)]
     values = [twin.numpy() for twin in twins(ranks[0].model)]
-    for given, labels in batches(kind):
+    for batch_features, labels in batches(kind):
         total = 0.0
         for rank, part in zip(ranks, (slice(0, 3), slice(3, BATCH)), strict=True):
-            total += rank.compute(cut(given, part), labels[part]).weight
+            total += rank.compute(cut(batch_features, part), labels[part]).weight
         for summed in zip(*(rank.buffers for rank in ranks), strict=True):
             total_buffer = sum(buffer.copy() for buffer in summed)
             for buffer in summed:
@@ -229,8 +229,8 @@ def test_exports_are_the_users_model(tmp_path: Path, kind: str, capsys: pytest.C
     module = load(tmp_path, MODELS[kind])
     features, _ = draw_records(kind)
     local = ModelReplica(module, seed=SEED, rank_seed=None, sample=cut(features, slice(0, 2)))
-    for given, labels in batches(kind):
-        local.take_step(given, labels)
+    for batch_features, labels in batches(kind):
+        local.take_step(batch_features, labels)
     exported = model_export.export_model(
         local.exportable(), local.variables.read_values(), {}, tmp_path / "m.keras", tmp_path / "saved"
     )
@@ -250,16 +250,16 @@ def test_exports_are_the_users_model(tmp_path: Path, kind: str, capsys: pytest.C
 
 def test_a_copy_is_evaluated_with_its_own_values(tmp_path: Path) -> None:
     module = load(tmp_path, FUNCTIONAL)
-    given, labels = next(batches("functional"))
-    local = ModelReplica(module, seed=SEED, rank_seed=None, sample=given)
-    values, before = copy_values(local.model), local.model(given, training=False).numpy()
+    batch_features, labels = next(batches("functional"))
+    local = ModelReplica(module, seed=SEED, rank_seed=None, sample=batch_features)
+    values, before = copy_values(local.model), local.model(batch_features, training=False).numpy()
     copy = local.make_copy_evaluator()
-    copy.check(given)
-    local.take_step(given, labels)
-    after = local.model(given, training=False).numpy()
+    copy.check(batch_features)
+    local.take_step(batch_features, labels)
+    after = local.model(batch_features, training=False).numpy()
     assert np.abs(after - before).max() > 1e-4
-    np.testing.assert_allclose(copy._predict(values, given).numpy(), before, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(local.model(given, training=False).numpy(), after, rtol=1e-6)
+    np.testing.assert_allclose(copy._predict(values, batch_features).numpy(), before, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(local.model(batch_features, training=False).numpy(), after, rtol=1e-6)
 
 
 OPTIMIZERS = ("SGD", "Adam", "AdamW", "Adamax", "Nadam", "Adagrad", "Adadelta", "RMSprop", "Ftrl", "Adafactor", "Lion")
@@ -297,9 +297,9 @@ def test_metrics_compute_the_same() -> None:
 def test_callbacks_become_those_of_keras_3() -> None:
     class Own(tf_keras.callbacks.Callback):  # type: ignore[misc]
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            seen.append((epoch, self.model))
+            calls.append((epoch, self.model))
 
-    seen: list[Any] = []
+    calls: list[Any] = []
     stop, rate, own = keras2_models.to_keras3_callbacks(
         [
             tf_keras.callbacks.EarlyStopping("accuracy", mode="max", patience=3, min_delta=0.1),
@@ -313,7 +313,7 @@ def test_callbacks_become_those_of_keras_3() -> None:
     own.set_model("the model")
     own.on_epoch_end(2, {})
     own.on_epoch_end(3, logs={})
-    assert seen == [(2, "the model"), (3, "the model")]
+    assert calls == [(2, "the model"), (3, "the model")]
     assert [name for name in vars(type(own)) if name.startswith("on_")] == ["on_epoch_end"]
 
 
@@ -491,9 +491,9 @@ def test_a_long_reason_why_a_file_cannot_be_loaded_is_shortened(
         raise ValueError("begin " + "of many frames " * 100 + "end")
 
     monkeypatch.setattr(tf_keras.saving, "deserialize_keras_object", fail)
-    said = keras2_models.find_unloadable_keras2(model)
-    assert len(said) < 600
-    assert not missing_keys(said, "ValueError: begin", "frames end", "The SavedModel loads without it")
+    reason = keras2_models.find_unloadable_keras2(model)
+    assert len(reason) < 600
+    assert not missing_keys(reason, "ValueError: begin", "frames end", "The SavedModel loads without it")
 
 
 @pytest.mark.parametrize("kind", ["functional", "subclass"])

@@ -137,8 +137,8 @@ def test_what_is_said_loads_the_file(kind: str, user_layers: Any, tmp_path: Path
     model.save(path)
     with pytest.raises((TypeError, ValueError)):
         keras.models.load_model(path)
-    said = format_loading_code(model, path, tmp_path / "zoo")
-    *imports, load = said.split("; ")
+    loading_code = format_loading_code(model, path, tmp_path / "zoo")
+    *imports, load = loading_code.split("; ")
     scope: dict[str, Any] = {}
     exec("\n".join([*imports, f"loaded = {load}"]), scope)
     np.testing.assert_allclose(scope["loaded"](X), expected)
@@ -152,9 +152,9 @@ def test_what_no_code_loads_is_told_by_what_is_missing(kind: str, user_layers: A
     model.save(path)
     with pytest.raises(TypeError):
         keras.models.load_model(path, custom_objects={kind: getattr(user_layers, kind)})
-    said = format_loading_code(model, path, tmp_path / "zoo")
-    assert said.startswith("# ")
-    assert not missing_keys(said, f"{kind}.__init__()", "**kwargs", "get_config()", "SavedModel")
+    loading_code = format_loading_code(model, path, tmp_path / "zoo")
+    assert loading_code.startswith("# ")
+    assert not missing_keys(loading_code, f"{kind}.__init__()", "**kwargs", "get_config()", "SavedModel")
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -182,8 +182,8 @@ def test_a_layer_that_keras_cannot_write_or_make_again_is_named(
     model = sequential(layer)
     model(X)
     warn_about_keras_file(model)
-    (said,) = caplog.messages
-    assert not missing_keys(said, *keys, "SavedModel")
+    (message,) = caplog.messages
+    assert not missing_keys(message, *keys, "SavedModel")
 
 
 def test_variables_that_loading_leaves_with_new_values_are_counted(
@@ -198,9 +198,9 @@ def test_variables_that_loading_leaves_with_new_values_are_counted(
     lost = len(model.variables) - len(loaded.variables)
     assert lost > 0
     warn_about_keras_file(model)
-    (said,) = caplog.messages
-    assert format_loading_code(model, path, tmp_path / "zoo").removeprefix("# ") in said
-    assert not missing_keys(said, f"{lost} of 3 variables", "head", "build()", "load_weights()", "SavedModel")
+    (message,) = caplog.messages
+    assert format_loading_code(model, path, tmp_path / "zoo").removeprefix("# ") in message
+    assert not missing_keys(message, f"{lost} of 3 variables", "head", "build()", "load_weights()", "SavedModel")
     loaded(ids)
     loaded.load_weights(path)
     np.testing.assert_allclose(loaded(ids), expected)

@@ -66,10 +66,10 @@ def test_that_nothing_scales_the_loss_is_told_by_name(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         build(module(tmp_path, "SGD(0.1)"))
-    (said,) = caplog.messages
-    assert "the layer 'half' computes in float16 (policy mixed_float16)" in said
-    assert "mixed_bfloat16" in said
-    assert ("LossScaleOptimizer" in said) == (build is local)
+    (message,) = caplog.messages
+    assert "the layer 'half' computes in float16 (policy mixed_float16)" in message
+    assert "mixed_bfloat16" in message
+    assert ("LossScaleOptimizer" in message) == (build is local)
 
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
@@ -107,9 +107,9 @@ def test_local_scales_the_loss_as_keras_fit(tmp_path: Path, caplog: pytest.LogCa
     for _ in range(8):
         assert mine.take_step(FEATURES, LABELS).is_finite
         other.train_on_batch(FEATURES, LABELS)
-    for found, expected, old in zip(mine.model.get_weights(), other.get_weights(), before, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-6)
-        assert not np.array_equal(found, old)
+    for weight, expected, old in zip(mine.model.get_weights(), other.get_weights(), before, strict=True):
+        np.testing.assert_allclose(weight, expected, rtol=1e-6)
+        assert not np.array_equal(weight, old)
 
 
 def test_an_optimizer_that_scales_lowers_its_scale_where_gradients_overflow(tmp_path: Path) -> None:
@@ -122,8 +122,8 @@ def test_an_optimizer_that_scales_lowers_its_scale_where_gradients_overflow(tmp_
     assert np.isfinite(step.loss)
     assert step.loss < 100
     assert float(mine.optimizer.dynamic_scale) == 2.0**19
-    for found, old in zip(mine.model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(found, old)
+    for weight, old in zip(mine.model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(weight, old)
     for _ in range(20):
         mine.take_step(FEATURES, LABELS)
     assert not np.array_equal(mine.model.get_weights()[0], before[0])

@@ -103,16 +103,16 @@ def by_keras(
     parts = (X, labels) if weights is None else (X, labels, weights)
     data = tf.data.Dataset.from_tensor_slices(parts).batch(BATCH)
     model.fit(data, epochs=epochs, shuffle=False, verbose=0, class_weight=class_weight)
-    found = model.evaluate(data, verbose=0, return_dict=True)
-    return [np.asarray(v) for v in model.weights], {name: float(value) for name, value in found.items()}
+    metrics = model.evaluate(data, verbose=0, return_dict=True)
+    return [np.asarray(v) for v in model.weights], {name: float(value) for name, value in metrics.items()}
 
 
 def assert_same(folder: Path, text: str, labels: Any, weights: Any = None, **keras_does: Any) -> dict[str, float]:
     """EDL's weights and all its metrics are those of keras.fit; returns the metrics."""
     module = load(folder, text)
-    found, metrics = by_edl(module, labels, weights)
+    edl_weights, metrics = by_edl(module, labels, weights)
     expected, of_keras = by_keras(module, labels, weights, **keras_does)
-    for mine, theirs in zip(found, expected, strict=True):
+    for mine, theirs in zip(edl_weights, expected, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=1e-6)
     for name, value in metrics.items():
         assert value == pytest.approx(of_keras[name], rel=1e-4), name
@@ -312,8 +312,8 @@ def test_metrics_by_output(outputs: str, tmp_path: Path) -> None:
     )
     labels: Any = TWO if outputs is AS_DICT else (NUMBERS, CLASSES)
     metrics = {"kind": ["accuracy"], "number": ["mae"]}
-    found = assert_same(tmp_path, text, labels, loss=LOSSES, metrics=metrics)
-    assert set(found) == {"loss", "kind_accuracy", "number_mae"}
+    metric_values = assert_same(tmp_path, text, labels, loss=LOSSES, metrics=metrics)
+    assert set(metric_values) == {"loss", "kind_accuracy", "number_mae"}
 
 
 def test_a_list_of_metrics_does_not_say_of_which_output(tmp_path: Path) -> None:
@@ -388,7 +388,7 @@ def test_the_gradients_of_a_worker_are_those_of_keras(weights: Any, tmp_path: Pa
         network.reset_metrics()
         network.evaluate(slab, {}, *batch)
         states = evaluation.merge_metric_states(states, network.metric_states())
-    found = {
+    trained_weights = {
         spec.name: slab[place].reshape(spec.shape)
         for spec, place in zip(network.variables, network.offsets, strict=True)
     }
@@ -397,7 +397,7 @@ def test_the_gradients_of_a_worker_are_those_of_keras(weights: Any, tmp_path: Pa
         module, TWO, weights, loss=LOSSES, loss_weights={"number": 0.3, "kind": 2.0}, weighted_metrics=compiled
     )
     for weight, values in zip(network.model.weights, expected, strict=True):
-        np.testing.assert_allclose(found[weight.path], values, rtol=2e-5, atol=1e-6)
+        np.testing.assert_allclose(trained_weights[weight.path], values, rtol=2e-5, atol=1e-6)
     for name, value in network.metric_values(states).items():
         assert value == pytest.approx(of_keras[name], rel=1e-4), name
 
@@ -416,9 +416,9 @@ def parsed(record: Any) -> Any:
 
 
 def test_feed_may_yield_sample_weights() -> None:
-    found = fed(lambda dataset, mode, metadata: dataset.map(lambda r: (parsed(r), parsed(r) * 2, parsed(r) * 3)))
-    np.testing.assert_array_equal(found.labels, [2, 4, 6])
-    np.testing.assert_array_equal(found.weights, [3, 6, 9])
+    minibatch = fed(lambda dataset, mode, metadata: dataset.map(lambda r: (parsed(r), parsed(r) * 2, parsed(r) * 3)))
+    np.testing.assert_array_equal(minibatch.labels, [2, 4, 6])
+    np.testing.assert_array_equal(minibatch.weights, [3, 6, 9])
     assert fed(lambda dataset, mode, metadata: dataset.map(lambda r: (parsed(r), parsed(r)))).weights is None
 
 

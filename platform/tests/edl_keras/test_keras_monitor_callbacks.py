@@ -63,34 +63,34 @@ class KerasModel:
 
 def by_keras(callback: Any, values: list[float]) -> tuple[KerasModel, list[Any]]:
     """As keras.fit calls it; after each epoch the rate and whether training is to stop."""
-    model, found = KerasModel(), []
+    model, decisions = KerasModel(), []
     callback.set_model(model)
     callback.on_train_begin()
     for epoch, value in enumerate(values):
         model.weights = epoch + 1
         callback.on_epoch_begin(epoch)
         callback.on_epoch_end(epoch, {"loss": 9.0, "val_loss": value})
-        found.append((float(model.optimizer.learning_rate), model.stop_training))
+        decisions.append((float(model.optimizer.learning_rate), model.stop_training))
         if model.stop_training:
             break
     callback.on_train_end()
-    return model, found
+    return model, decisions
 
 
 def by_edl(callback: Any, values: list[float], count: int) -> tuple[CallbackState, list[Any]]:
     """As the master decides, through JSON; cut and step of an evaluation are its number."""
     rows = json.loads(json.dumps(callbacks_to_json(declare_callbacks([callback], optimizer()))))
-    callbacks, found = CallbackState().declare_callbacks(callbacks_from_json(rows)), []
+    callbacks, decisions = CallbackState().declare_callbacks(callbacks_from_json(rows)), []
     rate = float(optimizer().learning_rate)
     for number, value in enumerate(values[:count], 1):
         callbacks = callbacks.apply_evaluation(EvaluationResult(number, number, {"loss": value}))
         callbacks = CallbackState.from_snapshot(
             json.loads(json.dumps(callbacks.to_snapshot()))
         )  # a new master each time
-        found.append(
+        decisions.append(
             (rate if callbacks.learning_rate is None else callbacks.learning_rate, bool(callbacks.stop_reason))
         )
-    return callbacks, found
+    return callbacks, decisions
 
 
 @settings(deadline=None, max_examples=examples(60))
@@ -110,8 +110,8 @@ def test_early_stopping_stops_when_keras_does_and_keeps_the_same_weights(
     values: list[float], arguments: dict[str, Any]
 ) -> None:
     model, expected = by_keras(K.EarlyStopping(**arguments), values)
-    callbacks, found = by_edl(K.EarlyStopping(**arguments), values, len(expected))
-    assert found == expected
+    callbacks, decisions = by_edl(K.EarlyStopping(**arguments), values, len(expected))
+    assert decisions == expected
     best = callbacks.best_to_restore
     assert (best.best_step if best else len(expected)) == model.weights
 
@@ -131,8 +131,8 @@ def test_early_stopping_stops_when_keras_does_and_keeps_the_same_weights(
 )
 def test_the_rate_is_lowered_when_and_as_far_as_by_keras(values: list[float], arguments: dict[str, Any]) -> None:
     _, expected = by_keras(K.ReduceLROnPlateau(**arguments), values)
-    _, found = by_edl(K.ReduceLROnPlateau(**arguments), values, len(values))
-    assert found == expected
+    _, decisions = by_edl(K.ReduceLROnPlateau(**arguments), values, len(values))
+    assert decisions == expected
 
 
 @settings(deadline=None, max_examples=examples(25))

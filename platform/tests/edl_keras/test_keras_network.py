@@ -73,13 +73,15 @@ def by_name(network: KerasNetwork, slab: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("definition", MNIST)
 def test_slab_order_is_by_part_then_trained_before_statistics_and_names_are_stable(definition: str) -> None:
     module = zoo_module(definition)
-    one, three = build(module, IMAGES), build(module, IMAGES, parts=3)
-    assert {spec.name for spec in one.variables} == {spec.name for spec in three.variables}
-    assert one.fingerprint == three.fingerprint
-    np.testing.assert_array_equal(np.sort(one.initial_values()), np.sort(three.initial_values()))
-    for part, place in enumerate(three.ps_slices):
+    one_part, three_parts = build(module, IMAGES), build(module, IMAGES, parts=3)
+    assert {spec.name for spec in one_part.variables} == {spec.name for spec in three_parts.variables}
+    assert one_part.fingerprint == three_parts.fingerprint
+    np.testing.assert_array_equal(np.sort(one_part.initial_values()), np.sort(three_parts.initial_values()))
+    for part, place in enumerate(three_parts.ps_slices):
         owned = [
-            s for s, at in zip(three.variables, three.offsets, strict=True) if place.start <= at.start < place.stop
+            s
+            for s, at in zip(three_parts.variables, three_parts.offsets, strict=True)
+            if place.start <= at.start < place.stop
         ]
         assert all(sum(spec.name.encode()) % 3 == part for spec in owned)
         assert [spec.statistic for spec in owned] == sorted(spec.statistic for spec in owned)
@@ -108,10 +110,10 @@ def test_a_step_has_the_gradients_and_statistics_of_plain_keras(definition: str)
         expected[weight.path] = np.asarray(weight).ravel() - before[weight.path]
 
     assert step.loss == pytest.approx(float(loss), rel=1e-5)
-    found = by_name(network, step.flat_gradients)
-    assert found.keys() == expected.keys()
+    gradients = by_name(network, step.flat_gradients)
+    assert gradients.keys() == expected.keys()
     for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(gradients[name], values, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 def test_the_last_smaller_minibatch_is_not_traced_again() -> None:
@@ -230,11 +232,11 @@ def test_clipping_is_that_of_keras() -> None:
             for options in ({}, argument)
         )
         raw = plain.train(plain.initial_values(), {}, IMAGES[:, :4], IMAGES[:, :3])
-        found = clipped.train(clipped.initial_values(), {}, IMAGES[:, :4], IMAGES[:, :3])
+        clipped_step = clipped.train(clipped.initial_values(), {}, IMAGES[:, :4], IMAGES[:, :3])
         gradients = [tf.constant(g) for g in by_name(plain, raw.flat_gradients).values()]
         expected = clipped.keras_optimizer._clip_gradients(gradients)
-        for got, want in zip(by_name(clipped, found.flat_gradients).values(), expected, strict=True):
-            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-8)
+        for gradient, want in zip(by_name(clipped, clipped_step.flat_gradients).values(), expected, strict=True):
+            np.testing.assert_allclose(gradient, want, rtol=1e-5, atol=1e-8)
 
 
 def _dense() -> Any:
@@ -265,9 +267,9 @@ def ratings() -> tuple[KerasNetwork, dict[str, Any], Any]:
 
 
 def rows_for(network: KerasNetwork, features: Any) -> dict[str, RowBatch]:
-    found = network.unique_ids(features)
+    unique_ids = network.unique_ids(features)
     return {
-        t.name: RowBatch(found[t.name], initial_rows(t.initializer, t.seed, found[t.name], t.dim))
+        t.name: RowBatch(unique_ids[t.name], initial_rows(t.initializer, t.seed, unique_ids[t.name], t.dim))
         for t in network.tables
     }
 
@@ -306,9 +308,9 @@ def test_metric_states_of_parts_add_up_to_those_of_plain_keras() -> None:
     accuracy = keras.metrics.SparseCategoricalAccuracy(name="accuracy")
     plain.compile(loss=module.loss, metrics=[accuracy], run_eagerly=True)
     expected = plain.evaluate(IMAGES, LABELS, verbose=0, return_dict=True)
-    found = network.metric_values(merged)
-    assert found["accuracy"] == pytest.approx(expected["accuracy"])
-    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+    metric_values = network.metric_values(merged)
+    assert metric_values["accuracy"] == pytest.approx(expected["accuracy"])
+    assert metric_values["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
 
 class _MaxPrediction(keras.metrics.Metric):  # type: ignore[misc]
@@ -349,9 +351,9 @@ def test_a_metric_may_merge_its_own_states_and_a_function_is_averaged_over_recor
         network.evaluate(network.initial_values(), {}, IMAGES[place, :4], IMAGES[place, :3])
         merged = merge_metric_states(merged, network.metric_states())
     predictions = network.predict(network.initial_values(), {}, IMAGES[:, :4])
-    found = network.metric_values(merged)
-    assert found["largest"] == pytest.approx(float(np.abs(predictions).max()), rel=1e-6)
-    assert found["error"] == pytest.approx(float(np.abs(predictions - IMAGES[:, :3]).mean()), rel=1e-5)
+    metric_values = network.metric_values(merged)
+    assert metric_values["largest"] == pytest.approx(float(np.abs(predictions).max()), rel=1e-6)
+    assert metric_values["error"] == pytest.approx(float(np.abs(predictions - IMAGES[:, :3]).mean()), rel=1e-5)
 
 
 # ---------------------------------------------------------------- export
@@ -377,21 +379,24 @@ def export_trained(tmp_path: Path) -> Any:
 def _exported(definition: str, folder: Path) -> tuple[KerasNetwork, Any, Any]:
     network = build(zoo_module(definition), IMAGES)
     slab = network.initial_values() + np.float32(0.01)
-    said = model_export.export_model(network, slab, {}, folder / "model.keras", folder / "saved_model")
-    return network, slab, said
+    exported = model_export.export_model(network, slab, {}, folder / "model.keras", folder / "saved_model")
+    return network, slab, exported
 
 
 @pytest.mark.repetition
 @pytest.mark.parametrize(("definition", "module"), [(MNIST[1], ""), (MNIST[2], "model_zoo.mnist.mnist_subclass")])
 def test_exports_load_without_edl(export_trained: Any, tmp_path: Path, definition: str, module: str) -> None:
-    network, slab, said = export_trained(definition)
-    assert (said["keras"], said["saved_model"]) == (str(tmp_path / "model.keras"), str(tmp_path / "saved_model"))
+    network, slab, exported = export_trained(definition)
+    assert (exported["keras"], exported["saved_model"]) == (
+        str(tmp_path / "model.keras"),
+        str(tmp_path / "saved_model"),
+    )
     if module:  # has a class of its own, and imports it before it loads the file
-        assert said["loading"].split("; ")[:4:3] == ["import keras", f"import {module}"], (
+        assert exported["loading"].split("; ")[:4:3] == ["import keras", f"import {module}"], (
             "with the zoo on the path between"
         )
     else:
-        assert said["loading"] == ""
+        assert exported["loading"] == ""
     np.save(tmp_path / "images.npy", IMAGES)
     command = [sys.executable, "-c", _LOAD, str(tmp_path), str(ZOO.parent), module]
     subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
@@ -423,7 +428,7 @@ def test_a_failed_export_leaves_the_earlier_one(
     network, slab, _ = export_trained(MNIST[0])
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
-    told = iter(
+    errors = iter(
         [
             tf.errors.ResourceExhaustedError(None, None, "variables.data; No space left on device [Op:SaveV2]"),
             OSError("Can't write data (file write failed: errno = 28, error message = 'No space left on device')"),
@@ -431,7 +436,7 @@ def test_a_failed_export_leaves_the_earlier_one(
     )
 
     def full(*_: Any, **__: Any) -> None:
-        raise next(told)
+        raise next(errors)
 
     for method in ("export", "save"):
         with monkeypatch.context() as patch:

@@ -205,8 +205,8 @@ def test_one_update_of_a_summed_loss_is_that_of_keras(tmp_path: Path) -> None:
     losses = [only.take_step(*data).loss for _ in range(4)]
     plain, expected = train_plainly(tmp_path, [], [data] * 4)
     np.testing.assert_allclose(losses, expected, rtol=1e-6)
-    for found, weight in zip(only.model.get_weights(), plain.get_weights(), strict=True):
-        np.testing.assert_allclose(found, weight, rtol=1e-12, atol=1e-14)
+    for mine, theirs in zip(only.model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-12, atol=1e-14)
 
 
 DROPOUT = {'"discriminator", 3, 1)': '"discriminator", 3, 1, keras.layers.Dropout(0.3, dtype="float64"))'}
@@ -222,8 +222,8 @@ def test_several_updates_are_those_of_keras(tmp_path: Path, step: str) -> None:
     losses = [only.take_step(*data).loss for _ in range(5)]
     plain, expected = train_plainly(tmp_path, [], [data] * 5)
     np.testing.assert_allclose(losses, expected, rtol=1e-6)
-    for found, weight in zip(only.model.get_weights(), plain.get_weights(), strict=True):
-        np.testing.assert_allclose(found, weight, rtol=1e-12, atol=1e-14)
+    for mine, theirs in zip(only.model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-12, atol=1e-14)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -262,17 +262,17 @@ def test_a_second_update_that_is_not_finite_leaves_no_trace(tmp_path: Path) -> N
 def test_a_run_goes_on_from_its_state_to_the_bit(tmp_path: Path) -> None:
     write_gan(tmp_path, ADVERSARIAL, DROPOUT)
     data = make_records(RECORDS)
-    whole, parted = build(tmp_path, "gan", data), build(tmp_path, "gan", data, seed=9)
-    whole.take_step(*data)
-    arrays = whole.state_arrays()
+    uninterrupted, resumed = build(tmp_path, "gan", data), build(tmp_path, "gan", data, seed=9)
+    uninterrupted.take_step(*data)
+    arrays = uninterrupted.state_arrays()
     assert {name.rpartition("/")[0] for name in arrays if name.startswith("slot/")} == {
         "slot/d_optimizer",
         "slot/g_optimizer",
     }
-    parted.load_state(arrays)
-    for each in (whole, parted):
+    resumed.load_state(arrays)
+    for each in (uninterrupted, resumed):
         each.take_step(*data)
-    assert_same(parted, whole)
+    assert_same(resumed, uninterrupted)
 
 
 def test_a_run_goes_to_several_ranks_and_back(tmp_path: Path) -> None:
@@ -287,8 +287,8 @@ def test_a_run_goes_to_several_ranks_and_back(tmp_path: Path) -> None:
     rank.take_step(*data)
     only.load_state(rank.state_arrays(), by_ranks=True)
     only.take_step(*data)
-    for found, weight in zip(only.model.get_weights(), expected.model.get_weights(), strict=True):
-        np.testing.assert_allclose(found, weight, rtol=1e-9, atol=1e-12)
+    for mine, theirs in zip(only.model.get_weights(), expected.model.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-12)
 
 
 def test_the_state_of_another_optimizer_is_refused_although_it_has_all_arrays(tmp_path: Path) -> None:
@@ -364,8 +364,8 @@ def test_a_model_that_its_first_call_builds_draws_what_it_draws_in_fit(
     plain = scope["custom_model"]()
     expected = plain.fit(*DATA, batch_size=len(X), epochs=3, shuffle=False, verbose=0).history["loss"]
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
-    for found, weight in zip(only.model.variables, plain.variables, strict=True):
-        np.testing.assert_allclose(found.numpy(), weight.numpy(), rtol=1e-5, atol=1e-6, err_msg=found.path)
+    for mine, theirs in zip(only.model.variables, plain.variables, strict=True):
+        np.testing.assert_allclose(mine.numpy(), theirs.numpy(), rtol=1e-5, atol=1e-6, err_msg=mine.path)
 
 
 @pytest.mark.repetition

@@ -172,8 +172,8 @@ def assert_parity(optimizer: Any, steps: int = 5) -> None:
         if reproduced.clip is not None:
             reproduced.clip(gradients)
         store.apply_gradients(PushGradients(flat(gradients), {}, reproduced.learning_rate(step), 1.0), step + 1)
-    store.read_flat(found := flat(values))
-    np.testing.assert_allclose(found, flat([np.asarray(variable) for variable in variables]), rtol=1e-5, atol=2e-6)
+    store.read_flat(stored := flat(values))
+    np.testing.assert_allclose(stored, flat([np.asarray(variable) for variable in variables]), rtol=1e-5, atol=2e-6)
 
 
 def flat(arrays: list[Any]) -> Any:

@@ -116,10 +116,10 @@ def test_steps_are_those_of_keras(make: Any) -> None:
         assert mine.step()
         mine.update.apply(float(len(X)))
     tolerance = 0.0 if make is single else 1e-5
-    for found, expected in zip(
+    for value, expected in zip(
         mine.values(), train_plainly(keras.optimizers.SGD(0.1, momentum=0.9), 3, "float32"), strict=True
     ):
-        np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(value, expected, rtol=tolerance, atol=tolerance)
     assert mine.unused.numpy().tolist() == [1, 1], "it has no gradient"
 
 
@@ -129,8 +129,8 @@ def test_nothing_changes_until_a_step_is_applied(make: Any) -> None:
     before = mine.values()
     mine.step(2 * X)
     mine.step()
-    for found, expected in zip(mine.values(), before, strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for value, expected in zip(mine.values(), before, strict=True):
+        np.testing.assert_array_equal(value, expected)
     mine.update.apply(float(len(X)))
     assert [each.numpy() for each in mine.model.get_layer("counting").counts] == [1]
     assert not np.array_equal(mine.model.layers[1].moving_mean.numpy(), np.zeros(4))

@@ -113,9 +113,9 @@ def test_ids_of_edls_dense_table_are_told_alike(how: str, wrong: int, kind: str 
         return keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(rows)))
 
     built, features = network_of(model, DENSE), np.array([[1, wrong]])
-    given = () if how == "predict" else (np.ones((1, 1), np.float32),)
+    labels = () if how == "predict" else (np.ones((1, 1), np.float32),)
     with pytest.raises(BadInputError, match=rf"^id {wrong} .*'emb/embeddings' \(50 x 3\)"):
-        getattr(built, how)(built.initial_values(), {}, features, *given)
+        getattr(built, how)(built.initial_values(), {}, features, *labels)
 
 
 @pytest.mark.parametrize("strategy", ["ParameterServer", "Local"])

@@ -72,26 +72,26 @@ def rate_of(replica: ModelReplica) -> float:
 
 
 def test_callbacks_see_the_trained_model_its_rate_and_each_step_once() -> None:
-    seen: list[Any] = []
+    calls: list[Any] = []
 
     class Watch(keras.callbacks.Callback):
         def on_train_begin(self, logs: Any = None) -> None:
-            seen.append(("train", self.params["epochs"]))
+            calls.append(("train", self.params["epochs"]))
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            seen.append(("epoch", epoch))
+            calls.append(("epoch", epoch))
 
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            seen.append(("begin", batch, float(self.model.optimizer.iterations)))
+            calls.append(("begin", batch, float(self.model.optimizer.iterations)))
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            seen.append(("end", batch, logs["loss"], float(self.model.get_weights()[0][0, 0])))
+            calls.append(("end", batch, logs["loss"], float(self.model.get_weights()[0][0, 0])))
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            seen.append(("epoch end", epoch, logs["loss"]))
+            calls.append(("epoch end", epoch, logs["loss"]))
 
         def on_train_end(self, logs: Any = None) -> None:
-            seen.append("over")
+            calls.append("over")
 
     replica = make_replica(lambda: [Watch()])
     own = declare(replica).own
@@ -103,7 +103,7 @@ def test_callbacks_see_the_trained_model_its_rate_and_each_step_once() -> None:
     own.begin_step(1, 1)
     own.end_step(1, 1, 3.0, None)
     own.end_training()
-    assert seen == [
+    assert calls == [
         ("train", 3),
         ("epoch", 0),
         ("begin", 0, 0.0),
@@ -142,20 +142,20 @@ def test_an_epoch_begins_before_the_same_step_on_ranks_with_records_of_two_epoch
 
 
 def test_an_epoch_that_has_ended_does_not_begin_again_with_a_worker_that_enters_with_its_records() -> None:
-    seen: list[tuple[str, int]] = []
+    calls: list[tuple[str, int]] = []
 
     class Watch(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            seen.append(("begin", epoch))
+            calls.append(("begin", epoch))
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            seen.append(("end", epoch))
+            calls.append(("end", epoch))
 
     own = declare(make_replica(lambda: [Watch()])).own
     for step, epoch in enumerate((0, 1, 0, 1, 2)):
         own.begin_step(step, epoch)
         own.end_step(step, epoch, 1.0, None)
-    assert seen == [("begin", 0), ("end", 0), ("begin", 1), ("end", 1), ("begin", 2)]
+    assert calls == [("begin", 0), ("end", 0), ("begin", 1), ("end", 1), ("begin", 2)]
 
 
 def test_a_rate_is_kept_for_the_next_step_and_the_state_stays_as_it_is() -> None:
@@ -312,20 +312,20 @@ def test_a_rate_of_steps_that_the_state_of_others_replaces_is_forgotten() -> Non
 
 def test_a_rank_that_gets_the_state_of_others_has_begun_training_and_the_epoch_before() -> None:
     """What these change is replaced. At the first step of the next epoch all ranks change the same."""
-    seen: list[str] = []
+    calls: list[str] = []
 
     class Assign(keras.callbacks.Callback):
         def on_train_begin(self, logs: Any = None) -> None:
-            seen.append("train")
+            calls.append("train")
             self.model.set_weights([np.full_like(w, 7) for w in self.model.get_weights()])
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            seen.append(f"epoch {epoch}")
+            calls.append(f"epoch {epoch}")
             self.model.set_weights([np.full_like(w, epoch) for w in self.model.get_weights()])
             self.model.optimizer.learning_rate = 0.125
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            seen.append(f"loss {logs.get('loss')}")
+            calls.append(f"loss {logs.get('loss')}")
 
     first, second = (make_replica(lambda: [Assign()]) for _ in range(2))
     source, joined = declare(first).own, declare(second).own
@@ -335,35 +335,35 @@ def test_a_rank_that_gets_the_state_of_others_has_begun_training_and_the_epoch_b
         source.end_step(step, epoch, 1.0 + step, 0.125)
     first.set_learning_rate(0.125)
     assert source.callback_epoch == CallbackEpoch(2, 5.0, 2, learning_rate=0.125)
-    seen.clear()
+    calls.clear()
     joined.adopt_state(source.callback_epoch, 3)
-    assert seen == ["train", "epoch 1"]
+    assert calls == ["train", "epoch 1"]
     assert joined.callback_epoch == source.callback_epoch
     second.unpack_state(first.pack_state())
     for own in (source, joined):
         own.begin_step(3, 1)
         own.end_step(3, 1, 4.0, 0.125)
     assert first.digest() == second.digest()
-    seen.clear()
+    calls.clear()
     for own in (source, joined):
         own.begin_step(4, 2)
     assert first.digest() == second.digest()
     # The loss of the epoch is that of all its steps.
-    assert seen == ["loss 3.0", "epoch 2"] * 2
+    assert calls == ["loss 3.0", "epoch 2"] * 2
     # It was outside for a while, and all others have gone back to a checkpoint.
-    seen.clear()
+    calls.clear()
     joined.adopt_state(CallbackEpoch(1, 0.5, 1), 1)
-    assert seen == ["epoch 0"]
+    assert calls == ["epoch 0"]
     assert joined.callback_epoch == CallbackEpoch(1, 0.5, 1)
 
 
 def test_a_rank_that_gets_the_state_of_others_has_the_rate_that_they_have_set_for_the_next_step() -> None:
     """Its callbacks read it before their first step, and a shard of a checkpoint that it writes has it."""
-    seen: list[float] = []
+    rates: list[float] = []
 
     class Lower(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            seen.append(float(self.model.optimizer.learning_rate))
+            rates.append(float(self.model.optimizer.learning_rate))
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             if batch == 2:
@@ -377,9 +377,9 @@ def test_a_rank_that_gets_the_state_of_others_has_the_rate_that_they_have_set_fo
     source.begin_step(3, 0)
     joined.adopt_state(source.callback_epoch, 3)
     second.unpack_state(first.pack_state())
-    seen.clear()
+    rates.clear()
     joined.begin_step(3, 0)
-    assert (seen, joined.learning_rate) == ([0.125], 0.125)
+    assert (rates, joined.learning_rate) == ([0.125], 0.125)
     with joined.showing_checkpoint():
         assert rate_of(second) == 0.125
     assert first.rate_names == {"slot/1"}
@@ -413,25 +413,25 @@ class CallRecorder(keras.callbacks.Callback):
 
 
 def make_counting_ranks() -> tuple[ModelReplica, ModelReplica, list[str]]:
-    seen: list[str] = []
-    return make_replica(lambda: [CallRecorder([])]), make_replica(lambda: [CallRecorder(seen)]), seen
+    calls: list[str] = []
+    return make_replica(lambda: [CallRecorder([])]), make_replica(lambda: [CallRecorder(calls)]), calls
 
 
 def test_an_epoch_of_which_a_rank_lacks_steps_has_no_end_there() -> None:
     """It was stopped in the step of an epoch, or for many steps. It does not know the loss of this epoch."""
-    first, second, seen = make_counting_ranks()
+    first, second, calls = make_counting_ranks()
     others, own = declare(first).own, declare(second).own
     own.begin_step(0, 0)
     for step in range(8):
         others.begin_step(step, step // 2)
         others.end_step(step, step // 2, 1.0 + step, None)
-    seen.clear()
+    calls.clear()
     own.adopt_state(others.callback_epoch, 8)
-    assert seen == ["epoch 3"]
+    assert calls == ["epoch 3"]
     second.unpack_state(first.pack_state())
     for rank in (others, own):
         rank.begin_step(8, 4)
-    assert seen[1:] == ["epoch 3 ends with 7.5", "epoch 4", "batch 8"]
+    assert calls[1:] == ["epoch 3 ends with 7.5", "epoch 4", "batch 8"]
     assert first.digest() == second.digest()
 
 
@@ -442,7 +442,7 @@ def test_a_rank_that_lacks_the_newest_step_alone_calls_its_callbacks_for_it(begu
     Args:
         begun: whether the rank had begun the step: it had records for it.
     """
-    first, second, seen = make_counting_ranks()
+    first, second, calls = make_counting_ranks()
     others, own = declare(first).own, declare(second).own
     for rank in (others, own):
         rank.begin_step(0, 0)
@@ -452,20 +452,20 @@ def test_a_rank_that_lacks_the_newest_step_alone_calls_its_callbacks_for_it(begu
     others.begin_step(2, 1)
     if begun:
         own.begin_step(1, 0)
-    seen.clear()
+    calls.clear()
     own.make_up_step(others.ended_step)
     own.adopt_state(others.callback_epoch, 2)
     own.begin_step(2, 1)
     expected = ["batch 1", "batch 1 ends with 4.0", "epoch 0 ends with 2.5", "epoch 1", "batch 2"]
-    assert seen == expected[begun:]
+    assert calls == expected[begun:]
     assert own.callback_epoch == others.callback_epoch
     # One that lacks more of them does not know what it lacks.
     others.end_step(2, 1, 1.0, None)
     others.begin_step(3, 1)
     others.end_step(3, 1, 1.0, None)
-    seen.clear()
+    calls.clear()
     own.make_up_step(others.ended_step)
-    assert not seen
+    assert not calls
 
 
 def test_callbacks_before_a_step_are_called_for_the_state_of_others_although_the_rank_had_begun_the_step() -> None:
@@ -485,14 +485,14 @@ def test_callbacks_before_a_step_are_called_for_the_state_of_others_although_the
 @pytest.mark.parametrize("enters_with_them", [True, False])
 def test_a_rank_that_has_trained_begins_again_from_a_checkpoint_as_new_processes_do(enters_with_them: bool) -> None:
     """Otherwise it gets the state of new processes that have it and have not begun training."""
-    first, second, seen = make_counting_ranks()
+    first, second, calls = make_counting_ranks()
     new, own = declare(first).own, declare(second).own
     state = first.pack_state()
     for step in range(3):
         own.begin_step(step, step)
         own.end_step(step, step, 1.0, None)
     own.begin_step(0, 5)
-    seen.clear()
+    calls.clear()
     new.begin_again(0, ROUND, 0)
     if enters_with_them:
         own.begin_again(0, ROUND, 0)
@@ -501,13 +501,13 @@ def test_a_rank_that_has_trained_begins_again_from_a_checkpoint_as_new_processes
     second.unpack_state(state)
     for rank in (new, own):
         rank.begin_step(0, 0)
-    assert seen == ["train", "epoch 0", "batch 0"]
+    assert calls == ["train", "epoch 0", "batch 0"]
     assert first.digest() == second.digest()
 
 
 def test_a_rank_that_comes_back_after_the_others_have_begun_again_begins_again_as_well() -> None:
     """They went back to a checkpoint and have made steps since. What the rank has called was for other steps."""
-    first, second, seen = make_counting_ranks()
+    first, second, calls = make_counting_ranks()
     others, own = declare(first).own, declare(second).own
     for rank in (others, own):
         rank.begin_again(0, (1, 1), 0)
@@ -518,17 +518,17 @@ def test_a_rank_that_comes_back_after_the_others_have_begun_again_begins_again_a
         others.begin_again(1, round_of_start, 0)
         others.begin_step(1, 0)
         others.end_step(1, 0, 1.0, None)
-        seen.clear()
+        calls.clear()
         own.adopt_state(others.callback_epoch, 2)
-        assert seen == ["train", "epoch 0"]
+        assert calls == ["train", "epoch 0"]
         second.unpack_state(first.pack_state())
         for rank in (others, own):
             rank.begin_step(2, 0)
         assert first.digest() == second.digest()
     # Later it gets their state once more, and they have not begun again.
-    seen.clear()
+    calls.clear()
     own.adopt_state(others.callback_epoch, 2)
-    assert not seen
+    assert not calls
 
 
 @pytest.mark.parametrize("joins", [False, True])
@@ -538,7 +538,7 @@ def test_training_begins_again_in_the_same_epoch_on_ranks_with_records_of_two_ep
     Args:
         joins: whether the second rank gets the state of the first one, which has begun the step.
     """
-    first, second, seen = make_counting_ranks()
+    first, second, calls = make_counting_ranks()
     early, late = declare(first).own, declare(second).own
     early.begin_again(5, ROUND, 1)
     if joins:
@@ -550,38 +550,38 @@ def test_training_begins_again_in_the_same_epoch_on_ranks_with_records_of_two_ep
     # All know the epochs of the step's records now.
     early.begin_step(5, 2)
     # The first epoch has no step of its own since, and so no loss and no end.
-    assert seen == ["train", "epoch 1", "epoch 2", "batch 5"]
+    assert calls == ["train", "epoch 1", "epoch 2", "batch 5"]
     assert [w.tolist() for w in first.model.get_weights()] == [w.tolist() for w in second.model.get_weights()]
     assert early.callback_epoch == late.callback_epoch
 
 
 def test_an_epoch_that_is_a_part_of_one_step_begins_on_all_ranks() -> None:
     """The step has records of three epochs, because they are short. A rank knows its own ones only before."""
-    first, second, seen = make_counting_ranks()
+    first, second, calls = make_counting_ranks()
     early, late = declare(first).own, declare(second).own
     for own, own_epoch in ((early, 1), (late, 2)):
         own.begin_step(0, 0)
         own.end_step(0, 0, 1.0, None)
         own.begin_step(1, own_epoch)
         own.begin_step(1, 2)
-    assert seen[-4:] == ["epoch 0 ends with 1.0", "epoch 1", "epoch 2", "batch 1"]
+    assert calls[-4:] == ["epoch 0 ends with 1.0", "epoch 1", "epoch 2", "batch 1"]
     assert [w.tolist() for w in first.model.get_weights()] == [w.tolist() for w in second.model.get_weights()]
 
 
 def test_an_epoch_without_a_step_that_was_applied_has_no_end() -> None:
     """It has no loss: ``logs["loss"]`` would raise, and end the job."""
-    _, replica, seen = make_counting_ranks()
+    _, replica, calls = make_counting_ranks()
     own = declare(replica).own
     own.skip_step(0, 0)
     own.begin_step(1, 1)
     own.skip_step(1, 1)
     own.end_training()
-    assert seen == ["train", "epoch 0", "batch 0", "epoch 1", "batch 1"]
+    assert calls == ["train", "epoch 0", "batch 0", "epoch 1", "batch 1"]
 
 
 def test_a_rank_that_got_the_state_of_others_calls_its_callbacks_for_the_step_that_it_loses_next() -> None:
     """It joined with the state of this step, or training began there, from a checkpoint."""
-    first, second, seen = make_counting_ranks()
+    first, second, calls = make_counting_ranks()
     others, own = declare(first).own, declare(second).own
     for step in range(4):
         others.begin_step(step, 0)
@@ -591,17 +591,17 @@ def test_a_rank_that_got_the_state_of_others_calls_its_callbacks_for_the_step_th
     others.begin_step(4, 0)
     others.end_step(4, 0, 5.0, None)
     others.begin_step(5, 1)
-    seen.clear()
+    calls.clear()
     own.make_up_step(others.ended_step)
     own.adopt_state(others.callback_epoch, 5)
-    assert seen == ["batch 4 ends with 5.0", "epoch 0 ends with 3.0", "epoch 1"]
+    assert calls == ["batch 4 ends with 5.0", "epoch 0 ends with 3.0", "epoch 1"]
     others.begin_again(3, ROUND, 0)
     own.begin_again(3, ROUND, 0)
-    seen.clear()
+    calls.clear()
     others.begin_step(3, 0)
     others.end_step(3, 0, 7.0, None)
     own.make_up_step(others.ended_step)
-    assert seen == ["train", "epoch 0", "batch 3", "batch 3 ends with 7.0"]
+    assert calls == ["train", "epoch 0", "batch 3", "batch 3 ends with 7.0"]
 
 
 @pytest.mark.parametrize("lost", [1, 2])
@@ -611,7 +611,7 @@ def test_a_step_that_is_not_applied_is_one_that_a_rank_may_lack_or_have_made(los
     Args:
         lost: the step whose reduction the rank does not finish; the one that is not applied, or the next one.
     """
-    first, second, seen = make_counting_ranks()
+    first, second, calls = make_counting_ranks()
     others, own = declare(first).own, declare(second).own
     for rank in (others, own):
         rank.begin_step(0, 0)
@@ -623,11 +623,11 @@ def test_a_step_that_is_not_applied_is_one_that_a_rank_may_lack_or_have_made(los
         others.end_step(2, 0, 2.0, None)
     # The others may have begun the next epoch already.
     others.begin_step(lost + 1, 1)
-    seen.clear()
+    calls.clear()
     own.make_up_step(others.ended_step)
     own.adopt_state(others.callback_epoch, lost + 1)
     made_up = ["batch 1"] if lost == 1 else ["batch 2", "batch 2 ends with 2.0"]
-    assert seen == [*made_up, f"epoch 0 ends with {(1.0 if lost == 1 else 1.5)}", "epoch 1"]
+    assert calls == [*made_up, f"epoch 0 ends with {(1.0 if lost == 1 else 1.5)}", "epoch 1"]
     assert own.callback_epoch == others.callback_epoch
 
 
@@ -704,12 +704,12 @@ def test_what_several_ranks_cannot_run_is_refused_by_name(make: Callable[[], Any
 
 
 def test_model_checkpoint_is_declared_and_no_rank_runs_it() -> None:
-    made = [
+    checkpoints = [
         keras.callbacks.ModelCheckpoint("{epoch:02d}-{loss:.2f}.keras"),
         keras.callbacks.ModelCheckpoint("{batch}.weights.h5", save_weights_only=True, save_freq=5),
         keras.callbacks.ModelCheckpoint("{epoch}-{val_loss:.2f}.keras", initial_value_threshold=0.5),
     ]
-    callbacks = declare(make_replica(lambda: made))
+    callbacks = declare(make_replica(lambda: checkpoints))
     assert callbacks.files == (
         ModelFile("{epoch:02d}-{loss:.2f}.keras"),
         ModelFile("{batch}.weights.h5", weights_only=True, every_steps=5),
@@ -780,16 +780,16 @@ def two_optimizers() -> Any:
 
 
 def test_several_optimizers_have_no_rate_that_a_callback_could_set() -> None:
-    seen: list[int] = []
+    batches: list[int] = []
 
     class Watch(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            seen.append(batch)
+            batches.append(batch)
 
     own = declare(make_replica(lambda: [Watch()], two_optimizers)).own
     own.begin_step(0, 0)
     own.end_step(0, 0, 1.0, None)
-    assert (seen, own.learning_rate) == ([0], None)
+    assert (batches, own.learning_rate) == ([0], None)
     with pytest.raises(BadInputError, match="MultiOptimizer"):
         declare(make_replica(lambda: [keras.callbacks.ReduceLROnPlateau()], two_optimizers))
 

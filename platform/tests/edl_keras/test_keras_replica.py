@@ -60,19 +60,19 @@ def test_hundred_steps_equal_one_process(optimizer: str, dtype: str, tolerance: 
     (buffer,) = replicas[0].buffers
     assert (buffer.dtype, buffer.ndim) == (dtype, 1)
     assert buffer.flags.c_contiguous
-    one, generator = PlainKeras(replicas[0], many_steps=True), np.random.default_rng(1)
+    plain, generator = PlainKeras(replicas[0], many_steps=True), np.random.default_rng(1)
     empty = 0
     for minibatch in minibatches(100, dtype=dtype):
         sizes = random_sizes(generator, 12, ranks)
         empty += sizes.count(0)
         results = step(replicas, split(minibatch, sizes))
-        loss = float(one.step(*minibatch))
+        loss = float(plain.step(*minibatch))
         assert [result.weight for result in results] == [size for size in sizes if size]
         assert all(result.is_finite and not result.nonfinite_name for result in results)
         assert sum(r.loss * r.weight for r in results) / 12 == pytest.approx(loss, rel=1e-3)
     assert empty or ranks < 3
     assert_equal_states(replicas)
-    assert_close(replicas[0], one, tolerance)
+    assert_close(replicas[0], plain, tolerance)
 
 
 @pytest.mark.parametrize(
@@ -87,20 +87,20 @@ def test_hundred_steps_equal_one_process(optimizer: str, dtype: str, tolerance: 
 def test_summed_losses_are_added_and_regularizers_count_once(loss: Any) -> None:
     def named() -> Any:
         out = keras.layers.Dense(1, kernel_regularizer=keras.regularizers.L1L2(0.1, 0.2), name="out")
-        given = keras.Input((3,))
-        return keras.Model(given, out(given))
+        inputs = keras.Input((3,))
+        return keras.Model(inputs, out(inputs))
 
     replicas = build(module(named, loss, lambda: keras.optimizers.SGD(0.005)), 3)
-    one, generator = PlainKeras(replicas[0], summed_error), np.random.default_rng(2)
+    plain, generator = PlainKeras(replicas[0], summed_error), np.random.default_rng(2)
     for minibatch in minibatches(8):
         results = step(replicas, split(minibatch, random_sizes(generator, 12, 3)))
         assert all(result.weight == 1 for result in results)
         messages = [
             StepMessage((), True, each.weight, each.loss, common_loss=each.common_loss).encode() for each in results
         ]
-        assert StepOutcome.from_messages(messages).loss == pytest.approx(float(one.step(*minibatch)), rel=1e-5)
+        assert StepOutcome.from_messages(messages).loss == pytest.approx(float(plain.step(*minibatch)), rel=1e-5)
     assert_equal_states(replicas)
-    assert_close(replicas[0], one, 1e-5)
+    assert_close(replicas[0], plain, 1e-5)
 
 
 def test_a_summed_loss_of_whole_numbers_is_exact_in_any_order() -> None:
@@ -196,18 +196,18 @@ def test_sample_weights_count_as_in_one_process(
         return tf.reduce_sum(weighted) / tf.reduce_sum(weights) if by_sum_of_weights else tf.reduce_mean(weighted)
 
     replicas = build(module(loss=loss), 3)
-    one, generator = PlainKeras(replicas[0], union_loss), np.random.default_rng(4)
+    plain, generator = PlainKeras(replicas[0], union_loss), np.random.default_rng(4)
     for x, y in minibatches(8):
         minibatch = (x, y, generator.integers(0, 4, 12).astype(np.float32))
         sizes = [7, 0, 5]
         results = step(replicas, split(minibatch, sizes))
         expected = [float(minibatch[2][:7].sum()), float(minibatch[2][7:].sum())] if by_sum_of_weights else [7, 5]
         assert [result.weight for result in results] == expected
-        one.step(*minibatch)
+        plain.step(*minibatch)
     assert not caplog.text
     assert_equal_states(replicas)
     # A bias is nearly 0 at the end: what a processor rounds otherwise is 4e-5 of it.
-    assert_close(replicas[0], one, 1e-4)
+    assert_close(replicas[0], plain, 1e-4)
 
 
 @pytest.mark.parametrize(
@@ -226,13 +226,13 @@ def test_a_masked_loss_of_unequal_lengths_equals_one_process(reduction: str, wei
     loss = keras.losses.MeanSquaredError(reduction=reduction)
     rate = 0.002 if reduction == "sum" else 0.05
     replicas = build(module(tagger, loss, lambda: keras.optimizers.SGD(rate)), 3)
-    one = PlainKeras(replicas[0], loss)
+    plain = PlainKeras(replicas[0], loss)
     for minibatch in sequences(8):
-        whole = minibatch if weighted else minibatch[:2]
-        step(replicas, split(whole, [7, 0, 5]))
-        one.step(*whole)
+        union = minibatch if weighted else minibatch[:2]
+        step(replicas, split(union, [7, 0, 5]))
+        plain.step(*union)
     assert_equal_states(replicas)
-    assert_close(replicas[0], one, 1e-5)
+    assert_close(replicas[0], plain, 1e-5)
 
 
 def classifier(*, is_masked: bool) -> Any:
@@ -259,15 +259,15 @@ def test_a_loss_that_ignores_a_class_equals_one_process(reduction: str, weighted
     loss = keras.losses.SparseCategoricalCrossentropy(ignore_class=255, reduction=reduction)
     rate = 0.01 if reduction == "sum" else 0.5
     replicas = build(module(lambda: classifier(is_masked=is_masked), loss, lambda: keras.optimizers.SGD(rate)), 3)
-    one, generator = PlainKeras(replicas[0], loss), np.random.default_rng(8)
+    plain, generator = PlainKeras(replicas[0], loss), np.random.default_rng(8)
     for ids, _, weights in sequences(8):
         labels = generator.integers(0, 4, (12, 6))
         labels[:7] = np.where(generator.random((7, 6)) < 0.8, 255, labels[:7])
-        whole = (ids, labels, weights) if weighted else (ids, labels)
-        step(replicas, split(whole, [7, 0, 5]))
-        one.step(*whole)
+        union = (ids, labels, weights) if weighted else (ids, labels)
+        step(replicas, split(union, [7, 0, 5]))
+        plain.step(*union)
     assert_equal_states(replicas)
-    assert_close(replicas[0], one, 1e-4)
+    assert_close(replicas[0], plain, 1e-4)
 
 
 @pytest.mark.repetition
@@ -285,20 +285,20 @@ def test_weights_that_are_all_zero_change_nothing() -> None:
     before = replicas[0].model.get_weights()
     ((x, y),) = minibatches(1)
     step(replicas, split((x, y, np.zeros(12, np.float32)), [6, 6]))
-    for found, expected in zip(replicas[0].model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for weight, expected in zip(replicas[0].model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(weight, expected)
 
 
 def test_weights_that_are_all_zero_leave_the_regularizers(caplog: pytest.LogCaptureFixture) -> None:
     loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
     replicas = build(module(loss=loss), 2)
-    one = PlainKeras(replicas[0], loss)
+    plain = PlainKeras(replicas[0], loss)
     ((x, y),) = minibatches(1)
     nothing = (x, y, np.zeros(12, np.float32))
     step(replicas, split(nothing, [6, 6]))
-    one.step(*nothing)
+    plain.step(*nothing)
     assert_equal_states(replicas)
-    assert_close(replicas[0], one, 1e-6)
+    assert_close(replicas[0], plain, 1e-6)
     assert not caplog.text
 
 
@@ -328,7 +328,7 @@ def test_class_weights_count_as_in_one_process() -> None:
         class_weight={0: 1.0, 1: 3.0},
     )
     replicas = build(user, 2)
-    one = PlainKeras(
+    plain = PlainKeras(
         replicas[0],
         lambda labels, found: keras.losses.BinaryCrossentropy(reduction="mean_with_sample_weight")(
             labels, found, 1 + 2 * labels[:, 0]
@@ -337,8 +337,8 @@ def test_class_weights_count_as_in_one_process() -> None:
     for x, y in minibatches(8):
         minibatch = (x, (y > 0).astype(np.float32))
         step(replicas, split(minibatch, [4, 8]))
-        one.step(*minibatch)
-    assert_close(replicas[0], one, 1e-5)
+        plain.step(*minibatch)
+    assert_close(replicas[0], plain, 1e-5)
 
 
 @pytest.mark.parametrize("optimizer", [repetition("SGD"), "Adam"])
@@ -348,14 +348,14 @@ def test_embeddings_are_trained_by_their_dense_sum(optimizer: str) -> None:
         return keras.Sequential([*layers, keras.layers.Dense(1)])
 
     replicas = build(module(embedding, optimizer=OPTIMIZERS[optimizer]), 3)
-    one, generator = PlainKeras(replicas[0]), np.random.default_rng(5)
+    plain, generator = PlainKeras(replicas[0]), np.random.default_rng(5)
     for _ in range(8):
         x = generator.integers(0, 9, (12, 4)).astype(np.int32)
         y = x[:, :1].astype(np.float32)
         step(replicas, split((x, y), random_sizes(generator, 12, 3)))
-        one.step(x, y)
+        plain.step(x, y)
     assert_equal_states(replicas)
-    assert_close(replicas[0], one, 1e-4)
+    assert_close(replicas[0], plain, 1e-4)
 
 
 def test_tables_above_the_limit_are_refused_before_a_step() -> None:
@@ -414,15 +414,15 @@ OTHER_OPTIMIZERS: dict[str, Callable[[], Any]] = {
 @pytest.mark.first_cases(1)
 def test_every_kind_of_optimizer_equals_one_process(optimizer: str) -> None:
     replicas = build(module(optimizer=OTHER_OPTIMIZERS[optimizer]), 2)
-    one, generator = PlainKeras(replicas[0]), np.random.default_rng(6)
+    plain, generator = PlainKeras(replicas[0]), np.random.default_rng(6)
     for minibatch in minibatches(14):
         step(replicas, split(minibatch, random_sizes(generator, 12, 2)))
-        one.step(*minibatch)
+        plain.step(*minibatch)
     assert_equal_states(replicas)
-    assert_close(replicas[0], one, 1e-5)
+    assert_close(replicas[0], plain, 1e-5)
     assert replicas[0].finalize() == (optimizer in ("use_ema", "several"))
-    one.optimizer.finalize_variable_values(one.model.trainable_variables)
-    assert_close(replicas[0], one, 1e-5)
+    plain.optimizer.finalize_variable_values(plain.model.trainable_variables)
+    assert_close(replicas[0], plain, 1e-5)
 
 
 class HalvingOptimizer(keras.optimizers.SGD):  # type: ignore[misc]
@@ -462,8 +462,8 @@ def test_dynamic_loss_scaling_skips_a_step_that_overflows_on_one_rank() -> None:
     assert all(result.is_finite for result in results), "the optimizer sees it first"
     for replica in replicas:
         assert float(replica.optimizer.dynamic_scale) == scale / 2
-        for found, expected in zip(replica.model.get_weights(), before, strict=True):
-            np.testing.assert_array_equal(found, expected)
+        for weight, expected in zip(replica.model.get_weights(), before, strict=True):
+            np.testing.assert_array_equal(weight, expected)
     assert_equal_states(replicas)
     while float(replicas[0].optimizer.dynamic_scale) > 1000:
         step(replicas, [(x[:6], y[:6]), tiny])
@@ -480,12 +480,12 @@ def test_mixed_types_have_a_buffer_each() -> None:
 
     replicas = build(module(mixed), 2)
     assert [buffer.dtype.name for buffer in replicas[0].buffers] == ["float32", "float64"]
-    one = PlainKeras(replicas[0])
+    plain = PlainKeras(replicas[0])
     for minibatch in minibatches(10):
         step(replicas, split(minibatch, [5, 7]))
-        one.step(*minibatch)
+        plain.step(*minibatch)
     assert_equal_states(replicas)
-    assert_close(replicas[0], one, 1e-5)
+    assert_close(replicas[0], plain, 1e-5)
 
 
 @pytest.mark.parametrize("dtype", [repetition("float16"), "bfloat16"])

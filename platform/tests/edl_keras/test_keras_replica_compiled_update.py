@@ -64,9 +64,9 @@ def test_a_compiled_update_is_one_op_by_op_but_for_rounding(optimizer: str, monk
     assert compiled_updates(plain) == [False]
     assert [compiled_updates(replica) for replica in replicas] == [[True], [True]]
     assert_equal_states(replicas)
-    found, expected = replicas[0].state_arrays(), plain.state_arrays()
+    arrays, expected = replicas[0].state_arrays(), plain.state_arrays()
     for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values, rtol=1e-5, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(arrays[name], values, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 def test_a_copy_of_variables_does_not_change_with_a_compiled_update(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,8 +109,8 @@ def test_an_optimizer_that_xla_cannot_compile_runs_op_by_op(
         step([half], [minibatch])
         step([replica], [minibatch])
     assert compiled_updates(replica) == [False]
-    for found, expected in zip(replica.model.weights, half.model.weights, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    for weight, expected in zip(replica.model.weights, half.model.weights, strict=True):
+        np.testing.assert_allclose(weight, expected, rtol=1e-6)
 
 
 def test_an_error_of_the_optimizer_is_not_taken_for_one_of_xla(monkeypatch: pytest.MonkeyPatch) -> None:

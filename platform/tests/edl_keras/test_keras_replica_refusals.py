@@ -71,17 +71,17 @@ def test_one_infinite_value_at_the_end_of_a_large_gradient_is_noticed() -> None:
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 def test_a_variable_without_a_gradient_keeps_its_value_on_all_ranks() -> None:
     def unused() -> Any:
-        given = keras.Input((3,))
-        first, second = (keras.layers.Dense(1, name=name)(given) for name in ("used", "unused"))
-        return keras.Model(given, [first, second])
+        inputs = keras.Input((3,))
+        first, second = (keras.layers.Dense(1, name=name)(inputs) for name in ("used", "unused"))
+        return keras.Model(inputs, [first, second])
 
     user = module(unused, lambda labels, found: squared_error(labels, found[0]), OPTIMIZERS["AdamW"])
     replicas = build(user, 3)
     before = [np.asarray(weight) for weight in replicas[0].model.get_layer("unused").weights]
     for minibatch in minibatches(2):
         step(replicas, split(minibatch, [5, 0, 7]))
-    for found, expected in zip(replicas[0].model.get_layer("unused").weights, before, strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for value, expected in zip(replicas[0].model.get_layer("unused").weights, before, strict=True):
+        np.testing.assert_array_equal(value, expected)
     assert_equal_states(replicas)
 
 
@@ -114,8 +114,8 @@ class Late(keras.Model):  # type: ignore[misc]
         self.first.build(shape)
 
     def call(self, inputs: Any, training: bool = False) -> Any:
-        found = self.first(inputs)
-        return found + self.second(inputs) if training and self.condition() else found
+        outputs = self.first(inputs)
+        return outputs + self.second(inputs) if training and self.condition() else outputs
 
 
 def test_a_variable_made_by_the_first_training_step_is_refused_by_name() -> None:
@@ -160,8 +160,8 @@ def test_a_summed_loss_with_a_layers_own_loss_is_refused() -> None:
 
 def test_outputs_with_different_reductions_are_refused_by_name() -> None:
     def two() -> Any:
-        given = keras.Input((3,))
-        return keras.Model(given, {name: keras.layers.Dense(1, name=name)(given) for name in ("a", "b")})
+        inputs = keras.Input((3,))
+        return keras.Model(inputs, {name: keras.layers.Dense(1, name=name)(inputs) for name in ("a", "b")})
 
     losses = {"a": "mse", "b": keras.losses.MeanSquaredError(reduction="sum")}
     with pytest.raises(BadInputError, match=r"loss\['a'\].*loss\['b'\]"):
@@ -179,13 +179,13 @@ def test_ranks_that_disagree_about_the_loss_stop() -> None:
 
 def test_a_minibatch_without_a_loss_does_not_decide_what_the_loss_is() -> None:
     replicas = build(module(linear, summed_error, lambda: keras.optimizers.SGD(0.01)), 2)
-    one = PlainKeras(replicas[0], summed_error)
+    plain = PlainKeras(replicas[0], summed_error)
     (x, y), *others = minibatches(4)
     y = np.concatenate([np.zeros((6, 1), np.float32), y[6:]])
     for minibatch in [(x, y), *others]:
         step(replicas, split(minibatch, [6, 6]))
-        one.step(*minibatch)
-    assert_close(replicas[0], one, 1e-5)
+        plain.step(*minibatch)
+    assert_close(replicas[0], plain, 1e-5)
 
 
 def test_a_loss_that_compares_records_is_averaged_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -273,11 +273,11 @@ class Tracking(keras.layers.Layer):  # type: ignore[misc]
 
 def test_other_weights_that_a_step_changes_become_the_mean_of_the_ranks() -> None:
     replicas = build(module(lambda: keras.Sequential([keras.Input((3,)), Tracking(), keras.layers.Dense(1)])), 2)
-    one = PlainKeras(replicas[0])
+    plain = PlainKeras(replicas[0])
     for minibatch in minibatches(3):
         step(replicas, split(minibatch, [4, 8]))
-        one.step(*minibatch)
-    mine, other = replicas[0].model.layers[0], one.model.layers[0]
+        plain.step(*minibatch)
+    mine, other = replicas[0].model.layers[0], plain.model.layers[0]
     assert distance(mine.mean, other.mean) < 1e-5
     assert float(other.count) == 36
     assert float(mine.count) == pytest.approx(3 * (4 * 4 + 8 * 8) / 12), "the docs say so"

@@ -87,11 +87,11 @@ def test_a_state_that_is_held_does_not_change_with_the_variables(elements: int, 
     (replica,) = build(module(normalized, optimizer=OPTIMIZERS["Momentum"]), 1)
     first, second, third = minibatches(3)
     step([replica], [first])
-    packed, held = replica.pack_state().tobytes(), replica.hold_state()
+    packed, held_state = replica.pack_state().tobytes(), replica.hold_state()
     for minibatch in (second, third):
         step([replica], [minibatch])
     assert replica.pack_state().tobytes() != packed
-    assert b"".join(piece.tobytes() for piece in packed_pieces(held)) == packed
+    assert b"".join(piece.tobytes() for piece in packed_pieces(held_state)) == packed
 
 
 def test_a_packed_state_is_equal_to_the_bit() -> None:
@@ -107,7 +107,7 @@ def test_a_packed_state_is_equal_to_the_bit() -> None:
     step([source], minibatches(1))
     packed = source.pack_state()
     assert (packed.ndim, packed.size % 4) == (1, 0)
-    kept, expected = packed.copy(), source.state_arrays()
+    packed_copy, expected = packed.copy(), source.state_arrays()
     seeds = seed_values(target)
     assert source.digest() != target.digest()
     assert source.fingerprint() == target.fingerprint()
@@ -115,10 +115,10 @@ def test_a_packed_state_is_equal_to_the_bit() -> None:
     assert_equal_states([source, target])
     assert seed_values(target) == seeds
     step([source, target], [None, minibatches(1)[0]])
-    np.testing.assert_array_equal(packed, kept)
+    np.testing.assert_array_equal(packed, packed_copy)
     # Neither the packed state nor the arrays change with the model.
     assert not np.array_equal(expected["slot/0"], source.state_arrays()["slot/0"])
-    target.unpack_state(np.frombuffer(kept.tobytes(), np.uint8))
+    target.unpack_state(np.frombuffer(packed_copy.tobytes(), np.uint8))
     for name, array in target.state_arrays().items():
         assert array.tobytes() == expected[name].tobytes(), name
 
@@ -186,8 +186,8 @@ def test_a_digest_sees_a_single_bit() -> None:
     values.view(np.uint32)[0, 0] ^= 1
     kernel.assign(values)
     assert replica.digest() != before
-    found = replica.variable_digests()
-    assert [name for name, digest in found.items() if digest != of_variables[name]] == [f"dense/{kernel.path}"]
+    digests = replica.variable_digests()
+    assert [name for name, digest in digests.items() if digest != of_variables[name]] == [f"dense/{kernel.path}"]
     values.view(np.uint32)[0, 0] ^= 1
     kernel.assign(values)
     assert replica.digest() == before
@@ -204,10 +204,10 @@ def test_evaluations_of_several_ranks_are_merged() -> None:
         replica.evaluate(features, labels)
         merged = merge_metric_states(merged, replica.metric_states())
     local.evaluate(x, y)
-    found = replicas[0].metric_values(merged)
+    metric_values = replicas[0].metric_values(merged)
     expected = local.metric_values(merge_metric_states({}, local.metric_states()))
-    assert found.keys() == expected.keys() == {"loss", "mae"}
-    assert found == pytest.approx(expected, rel=1e-5)
+    assert metric_values.keys() == expected.keys() == {"loss", "mae"}
+    assert metric_values == pytest.approx(expected, rel=1e-5)
     assert replicas[0].metric_directions == local.metric_directions
     assert [spec.name for spec in replicas[0].exportable().variables] == [spec.name for spec in local.variables.specs]
 
@@ -224,10 +224,10 @@ def test_an_optimizer_that_copies_the_weights_copies_those_that_training_begins_
             variable.assign(weight)
 
     replica = ModelReplica(user, seed=3, rank_seed=rank_seed, sample=None, begin=begin)
-    one = PlainKeras(replica)
-    for given, weight in zip(one.model.weights, weights, strict=True):
-        np.testing.assert_array_equal(given, weight)
+    plain = PlainKeras(replica)
+    for plain_weight, weight in zip(plain.model.weights, weights, strict=True):
+        np.testing.assert_array_equal(plain_weight, weight)
     for minibatch in minibatches(3):
         replica.take_step(*minibatch)
-        one.step(*minibatch)
-    assert_close(replica, one, 1e-5)
+        plain.step(*minibatch)
+    assert_close(replica, plain, 1e-5)

@@ -43,15 +43,15 @@ from edl.keras.replica import ModelReplica  # noqa: E402
 def test_moving_values_are_those_of_the_union(dtype: str, tolerance: float, ranks: int) -> None:
     """The layer sees the records themselves, so one process computes the same moving values."""
     replicas = build(module(lambda: normalized(dtype)), ranks)
-    one, generator = PlainKeras(replicas[0]), np.random.default_rng(8)
+    plain, generator = PlainKeras(replicas[0]), np.random.default_rng(8)
     for x, y in minibatches(10, dtype=dtype):
         # The ranks' minibatches differ in their means, as sorted records do.
         order = np.argsort(x[:, 0])
         minibatch = ((x + 3)[order] * np.array([1, 5, 0.2], dtype), y[order])
         step(replicas, split(minibatch, random_sizes(generator, 12, ranks)))
-        one.step(*minibatch)
+        plain.step(*minibatch)
     assert_equal_states(replicas)
-    mine, other = (each.model.layers[1] for each in (replicas[0], one))
+    mine, other = (each.model.layers[1] for each in (replicas[0], plain))
     assert distance(mine.moving_mean, other.moving_mean) <= tolerance
     assert distance(mine.moving_variance, other.moving_variance) <= tolerance
 
@@ -79,13 +79,13 @@ def test_micro_batches_of_variables_in_bfloat16_and_of_a_summed_loss_are_added()
     def wide_error(labels: Any, predictions: Any) -> Any:
         return tf.reduce_sum(tf.square(labels - tf.cast(predictions, tf.float32)))
 
-    whole, parts = build(module(lambda: perceptron("bfloat16"), wide_error, lambda: keras.optimizers.SGD(0.01)), 2)
+    undivided, parts = build(module(lambda: perceptron("bfloat16"), wide_error, lambda: keras.optimizers.SGD(0.01)), 2)
     ((x, y),) = minibatches(1)
-    before = whole.state_arrays()
-    reduce_and_apply([whole], compute([whole], [(x, y)]))
+    before = undivided.state_arrays()
+    reduce_and_apply([undivided], compute([undivided], [(x, y)]))
     results = [parts.compute(x[at : at + 4], y[at : at + 4], adds=at > 0) for at in (0, 4, 8)]
     reduce_and_apply([parts], results)
-    for name, array in whole.state_arrays().items():
+    for name, array in undivided.state_arrays().items():
         change = array.astype(np.float64) - before[name].astype(np.float64)
         other = parts.state_arrays()[name].astype(np.float64) - before[name].astype(np.float64)
         assert np.linalg.norm(change - other) <= 0.05 * np.linalg.norm(change), name
@@ -145,12 +145,12 @@ def test_a_trained_variable_that_the_forward_pass_changes_equals_one_process() -
         return keras.Sequential([keras.Input((3,)), layer, keras.layers.Dense(1)])
 
     replicas = build(module(spectral), 3)
-    one = PlainKeras(replicas[0])
+    plain = PlainKeras(replicas[0])
     for minibatch in minibatches(8):
         step(replicas, split(minibatch, [5, 0, 7]))
-        one.step(*minibatch)
+        plain.step(*minibatch)
     assert_equal_states(replicas)
-    assert_close(replicas[0], one, 1e-4)
+    assert_close(replicas[0], plain, 1e-4)
 
 
 def test_random_layers_differ_by_rank_and_states_are_equal() -> None:
@@ -183,34 +183,34 @@ def test_an_aborted_step_leaves_no_trace() -> None:
     assert [r.digest() for r in replicas] == states
     compute(replicas, split(second, [7, 5]))
     for replica, buffers in zip(replicas, wanted, strict=True):
-        for found, expected in zip(replica.buffers, buffers, strict=True):
-            np.testing.assert_array_equal(found, expected)
+        for computed, expected in zip(replica.buffers, buffers, strict=True):
+            np.testing.assert_array_equal(computed, expected)
 
 
 @pytest.mark.parametrize("name", ["noisy", repetition("normalized")])
 def test_an_addend_that_is_written_again_has_the_bits_of_one_that_is_computed_again(name: str) -> None:
     """Also in the steps after it: random layers draw the same, and BatchNormalization gets the same statistics."""
     make_model = {"noisy": noisy, "normalized": normalized}[name]
-    one, other = (build(module(make_model, optimizer=OPTIMIZERS["Adam"]), 2) for _ in range(2))
+    rewriting_ranks, recomputing_ranks = (build(module(make_model, optimizer=OPTIMIZERS["Adam"]), 2) for _ in range(2))
     for number, minibatch in enumerate(minibatches(4)):
         parts = split(minibatch, [7, 5])
-        results = compute(one, parts)
-        assert compute(other, parts) == results
+        results = compute(rewriting_ranks, parts)
+        assert compute(recomputing_ranks, parts) == results
         for _ in range(number):
-            for replica in (*one, *other):
+            for replica in (*rewriting_ranks, *recomputing_ranks):
                 for buffer in replica.buffers:
                     buffer.fill(17)  # a partial sum
                 replica.restore_statistics()
-            for replica in one:
+            for replica in rewriting_ranks:
                 replica.write_again()
-            assert compute(other, parts) == results
-        for kept, computed in zip(one, other, strict=True):
-            assert seed_values(kept) == seed_values(computed)
-            for found, expected in zip(kept.buffers, computed.buffers, strict=True):
-                np.testing.assert_array_equal(found, expected)
-        for replicas in (one, other):
+            assert compute(recomputing_ranks, parts) == results
+        for rewriting, recomputing in zip(rewriting_ranks, recomputing_ranks, strict=True):
+            assert seed_values(rewriting) == seed_values(recomputing)
+            for rewritten, expected in zip(rewriting.buffers, recomputing.buffers, strict=True):
+                np.testing.assert_array_equal(rewritten, expected)
+        for replicas in (rewriting_ranks, recomputing_ranks):
             reduce_and_apply(replicas, results)
-    assert [replica.digest() for replica in one] == [replica.digest() for replica in other]
+    assert [replica.digest() for replica in rewriting_ranks] == [replica.digest() for replica in recomputing_ranks]
 
 
 def test_no_addend_is_kept_of_a_step_that_was_applied_or_had_several_minibatches() -> None:

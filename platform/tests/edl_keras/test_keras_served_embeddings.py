@@ -178,13 +178,15 @@ def test_rows_may_come_in_another_order_than_they_were_asked_for() -> None:
 
 def test_ids_are_found_on_one_thread_while_another_trains() -> None:
     network = network_of(TwoWidthModel, IDS)
-    rows, found = rows_for(network, IDS), []
-    other = threading.Thread(target=lambda: found.extend(network.unique_ids(IDS.astype(np.int32)) for _ in range(20)))
+    rows, unique_ids = rows_for(network, IDS), []
+    other = threading.Thread(
+        target=lambda: unique_ids.extend(network.unique_ids(IDS.astype(np.int32)) for _ in range(20))
+    )
     other.start()
     losses = {network.train(network.initial_values(), rows, IDS, LABELS).loss for _ in range(20)}
     other.join()
     assert len(losses) == 1
-    for ids in found:
+    for ids in unique_ids:
         np.testing.assert_array_equal(
             ids["two_width_model/embedding/embeddings"], np.array(rows["two_width_model/embedding/embeddings"].ids)
         )

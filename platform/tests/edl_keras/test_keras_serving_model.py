@@ -69,8 +69,8 @@ def test_the_export_is_the_serving_model_and_its_weights_load_into_the_trained_o
     values = flat_values(network)
     expected = [[12.5], [35.5]]
     np.testing.assert_allclose(network.predict(values, {}, {"both": BOTH}), expected)
-    said = model_export.export_model(network, values, {}, tmp_path / "model.keras", tmp_path / "saved")
-    assert said["loading"] == ""
+    exported = model_export.export_model(network, values, {}, tmp_path / "model.keras", tmp_path / "saved")
+    assert exported["loading"] == ""
     loaded = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_allclose(loaded(COLUMNS), expected)
     serve = tf.saved_model.load(tmp_path / "saved").signatures["serving_default"]

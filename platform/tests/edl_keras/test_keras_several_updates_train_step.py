@@ -233,15 +233,15 @@ def test_the_learning_rate_of_an_abandoned_step_is_put_back(tmp_path: Path) -> N
 
 
 def test_several_minibatches_of_a_step_are_added_in_each_update(share_ranks: ShareRanks) -> None:
-    one, parts = share_ranks(ADVERSARIAL, 2)
+    undivided, parts = share_ranks(ADVERSARIAL, 2)
     data = make_records(RECORDS)
     for _ in range(3):
-        train_together([one], data)
+        train_together([undivided], data)
         weight = sum(parts.compute(*pick(data, slice(at, at + 8)), adds=at > 0).weight for at in range(0, 24, 8))
         parts.apply_next(weight)
         assert all(parts.compute_update(1, number).is_finite for number in range(3))
         parts.apply_next(weight)
-    for mine, theirs in zip(parts.model.get_weights(), one.model.get_weights(), strict=True):
+    for mine, theirs in zip(parts.model.get_weights(), undivided.model.get_weights(), strict=True):
         assert np.linalg.norm(mine - theirs) <= 1e-9 * np.linalg.norm(theirs)
 
 
@@ -290,14 +290,14 @@ def test_ranks_with_other_updates_have_another_fingerprint(share_ranks: ShareRan
 def test_statistics_of_layers_are_those_of_the_union(tmp_path: Path) -> None:
     layer = 'keras.layers.BatchNormalization(momentum=0.5, dtype="float64")'
     changes = {'"discriminator", 3, 1)': f'"discriminator", 3, 1, {layer})'}
-    one, *ranks = make_ranks(tmp_path, ADVERSARIAL, 3, changes)
+    alone, *ranks = make_ranks(tmp_path, ADVERSARIAL, 3, changes)
     data = make_records(RECORDS)
     # With two calls of the layer in a step, their variances are far below the one that it begins with.
     data[0]["real"] *= 0.1
-    weights = one.model.get_weights()
-    train_together([one], data)
+    weights = alone.model.get_weights()
+    train_together([alone], data)
     plain, _ = train_plainly(tmp_path, weights, [data])
-    for mine, theirs in zip(one.model.get_weights(), plain.get_weights(), strict=True):
+    for mine, theirs in zip(alone.model.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-12)
     for _ in range(3):
         train_together(ranks, data)
@@ -357,8 +357,8 @@ def test_one_update_with_the_optimizer_of_compile_is_trained_as_before(tmp_path:
     step = "x, y = data\nwith tf.GradientTape() as tape:\n    loss = tf.reduce_mean(self(x) ** 2)\n"
     step += "weights = self.discriminator.trainable_weights\n"
     step += "self.OPTIMIZER.apply(tape.gradient(loss, weights), weights)\nreturn {'loss': loss}"
-    (one,) = make_ranks(tmp_path / "a", step.replace("OPTIMIZER", "optimizer"), build=build_replica)
-    assert isinstance(one, ModelReplica)
+    (single_update,) = make_ranks(tmp_path / "a", step.replace("OPTIMIZER", "optimizer"), build=build_replica)
+    assert isinstance(single_update, ModelReplica)
     (other,) = make_ranks(tmp_path / "b", step.replace("OPTIMIZER", "d_optimizer"), build=build_replica)
     assert isinstance(other, SeveralUpdatesReplica)
     assert other.take_step(*make_records(RECORDS)).loss > 0

@@ -87,19 +87,19 @@ def test_local_hands_the_state_on_as_keras_does(tmp_path: Path) -> None:
         assert loss == pytest.approx(float(other.train_on_batch(features, labels)), rel=1e-5)
         other.reset_metrics()
     states = zip(mine.model.get_layer("memory").states, other.get_layer("memory").states, strict=True)
-    for found, expected in states:
-        assert np.abs(found).max() > 0
-        np.testing.assert_allclose(found, expected, rtol=1e-5)
+    for state, expected in states:
+        assert np.abs(state).max() > 0
+        np.testing.assert_allclose(state, expected, rtol=1e-5)
 
 
 def test_the_state_is_in_checkpoints_and_a_step_that_is_not_finite_leaves_it(tmp_path: Path) -> None:
     user = module(tmp_path)
-    whole, parted = (ModelReplica(user, seed=2, rank_seed=None, sample=FEATURES[0]) for _ in range(2))
-    whole.take_step(FEATURES[0], LABELS[0])
-    saved = whole.state_arrays()
-    assert not whole.take_step(FEATURES[1] * np.nan, LABELS[1]).is_finite
-    np.testing.assert_equal(whole.state_arrays(), saved)
-    parted.load_state(saved)
-    losses = [each.take_step(FEATURES[1], LABELS[1]).loss for each in (whole, parted)]
+    uninterrupted, resumed = (ModelReplica(user, seed=2, rank_seed=None, sample=FEATURES[0]) for _ in range(2))
+    uninterrupted.take_step(FEATURES[0], LABELS[0])
+    saved = uninterrupted.state_arrays()
+    assert not uninterrupted.take_step(FEATURES[1] * np.nan, LABELS[1]).is_finite
+    np.testing.assert_equal(uninterrupted.state_arrays(), saved)
+    resumed.load_state(saved)
+    losses = [each.take_step(FEATURES[1], LABELS[1]).loss for each in (uninterrupted, resumed)]
     assert np.isfinite(losses[0])
     assert losses[0] == losses[1]

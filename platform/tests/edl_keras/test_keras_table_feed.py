@@ -49,18 +49,18 @@ def minibatch(feed: FeedFunction, rows: list[list[str]] | ColumnRecords) -> Any:
 
 
 def test_inputs_get_the_columns_of_their_names(tmp_path: Path) -> None:
-    made = minibatch(feed_of(tmp_path, NAMED), ROWS)
-    assert sorted(made.features) == ["age", "town", "wealth"]
-    assert made.features["age"].dtype == tf.int64
-    np.testing.assert_array_equal(made.features["age"], [[31], [9]])
-    np.testing.assert_array_equal(made.features["wealth"], [[0.5], [2.0]])
-    assert made.features["town"].numpy().tolist() == [b"Ulm", b"Bonn"]
-    np.testing.assert_array_equal(made.labels, [[1.0], [0.0]])
+    batch = minibatch(feed_of(tmp_path, NAMED), ROWS)
+    assert sorted(batch.features) == ["age", "town", "wealth"]
+    assert batch.features["age"].dtype == tf.int64
+    np.testing.assert_array_equal(batch.features["age"], [[31], [9]])
+    np.testing.assert_array_equal(batch.features["wealth"], [[0.5], [2.0]])
+    assert batch.features["town"].numpy().tolist() == [b"Ulm", b"Bonn"]
+    np.testing.assert_array_equal(batch.labels, [[1.0], [0.0]])
 
 
 def test_a_model_with_one_other_input_gets_a_vector(tmp_path: Path) -> None:
-    made = minibatch(feed_of(tmp_path, VECTOR, columns=COLUMNS[1:]), [row[1:] for row in ROWS])
-    np.testing.assert_array_equal(made.features, [[31, 0.5], [9, 2]])
+    batch = minibatch(feed_of(tmp_path, VECTOR, columns=COLUMNS[1:]), [row[1:] for row in ROWS])
+    np.testing.assert_array_equal(batch.features, [[31, 0.5], [9, 2]])
 
 
 def test_whole_numbers_keep_their_digits(tmp_path: Path) -> None:
@@ -69,13 +69,13 @@ def test_whole_numbers_keep_their_digits(tmp_path: Path) -> None:
         "    return keras.Model(given, keras.layers.Embedding(3, 2)(given))\n"
     )
     feed = feed_of(tmp_path, text, columns=("age", "wealth", "rich"))
-    made = minibatch(feed, [["16777217", "9007199254740993", "1"]])
-    assert made.features.numpy().tolist() == [[16777217, 9007199254740993]]
+    batch = minibatch(feed, [["16777217", "9007199254740993", "1"]])
+    assert batch.features.numpy().tolist() == [[16777217, 9007199254740993]]
 
 
 def test_predictions_need_no_label(tmp_path: Path) -> None:
-    made = minibatch(feed_of(tmp_path, NAMED, "prediction", COLUMNS[:3]), [row[:3] for row in ROWS])
-    np.testing.assert_array_equal(made.features["age"], [[31], [9]])
+    batch = minibatch(feed_of(tmp_path, NAMED, "prediction", COLUMNS[:3]), [row[:3] for row in ROWS])
+    np.testing.assert_array_equal(batch.features["age"], [[31], [9]])
 
 
 @pytest.mark.parametrize(
@@ -130,27 +130,27 @@ def test_a_whole_number_that_a_type_does_not_have_is_refused_by_name(
     feed = load_feed(tmp_path, kind, schema, metadata)
     rows = ColumnRecords({"age": age, "rich": np.zeros(2, np.float32)})
     if fits:
-        found = minibatch(feed, rows).features
-        assert np.ravel(found).tolist() == age.tolist()
+        features = minibatch(feed, rows).features
+        assert np.ravel(features).tolist() == age.tolist()
         return
     with pytest.raises(EdlError) as error:
         minibatch(feed, rows)
-    told = f"{error.value} {getattr(error.value, 'detail', '')}"
-    assert not missing_keys(told, "record 1", f"column 'age' has {age[1]}, which is no {declared or kind}")
+    error_text = f"{error.value} {getattr(error.value, 'detail', '')}"
+    assert not missing_keys(error_text, "record 1", f"column 'age' has {age[1]}, which is no {declared or kind}")
 
 
 def test_a_cell_of_csv_that_the_models_type_does_not_have_is_refused_by_name(tmp_path: Path) -> None:
     feed = load_feed(tmp_path, "int32", SchemaSpec(label="rich"), Metadata("csv", ("age", "rich")))
     with pytest.raises(EdlError) as error:
         minibatch(feed, [["31", "1"], ["2147483648", "1"]])
-    told = f"{error.value} {getattr(error.value, 'detail', '')}"
-    assert not missing_keys(told, "record 1", "column 'age' has '2147483648', which is no int32")
+    error_text = f"{error.value} {getattr(error.value, 'detail', '')}"
+    assert not missing_keys(error_text, "record 1", "column 'age' has '2147483648', which is no int32")
 
 
 def test_a_feed_of_the_module_is_used(tmp_path: Path) -> None:
     own = "def feed(dataset, mode, metadata): return dataset.map(lambda row: (row[0], row[1]))\n"
-    made = minibatch(feed_of(tmp_path, VECTOR + own), ROWS)
-    assert made.features.numpy().tolist() == [b"Ulm", b"Bonn"]
+    batch = minibatch(feed_of(tmp_path, VECTOR + own), ROWS)
+    assert batch.features.numpy().tolist() == [b"Ulm", b"Bonn"]
 
 
 def test_without_a_label_a_module_defines_feed(tmp_path: Path) -> None:
@@ -170,17 +170,17 @@ TYPED = ColumnRecords(
 
 
 def test_typed_columns_become_the_inputs_of_their_names(tmp_path: Path) -> None:
-    made = minibatch(feed_of(tmp_path, NAMED), TYPED)
-    assert (made.features["age"].dtype, made.features["wealth"].dtype) == (tf.int64, tf.float32)
-    np.testing.assert_array_equal(made.features["age"], [[31], [9]])
-    assert made.features["town"].numpy().tolist() == [b"Ulm", b"Bonn"]
-    np.testing.assert_array_equal(made.labels, [[1.0], [0.0]])
+    batch = minibatch(feed_of(tmp_path, NAMED), TYPED)
+    assert (batch.features["age"].dtype, batch.features["wealth"].dtype) == (tf.int64, tf.float32)
+    np.testing.assert_array_equal(batch.features["age"], [[31], [9]])
+    assert batch.features["town"].numpy().tolist() == [b"Ulm", b"Bonn"]
+    np.testing.assert_array_equal(batch.labels, [[1.0], [0.0]])
 
 
 def test_typed_numbers_become_a_vector_and_text_is_refused_by_name(tmp_path: Path) -> None:
     numbers = ColumnRecords({name: TYPED.columns[name] for name in ("age", "wealth", "rich")})
-    made = minibatch(feed_of(tmp_path, VECTOR, columns=("age", "wealth", "rich")), numbers)
-    np.testing.assert_array_equal(made.features, [[31, 0.5], [9, 2.0]])
+    batch = minibatch(feed_of(tmp_path, VECTOR, columns=("age", "wealth", "rich")), numbers)
+    np.testing.assert_array_equal(batch.features, [[31, 0.5], [9, 2.0]])
     with pytest.raises(EdlError, match="column 'town' is string, and the model takes it as float32"):
         minibatch(feed_of(tmp_path, VECTOR), TYPED)
 

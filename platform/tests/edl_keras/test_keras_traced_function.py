@@ -21,17 +21,17 @@ from edl.numerics import aligned_memory  # noqa: E402
 )
 def test_a_function_is_traced_while_no_other_of_its_model_is(make: Any) -> None:
     """Layers remember what they are traced for: rows that are lent to one graph must not appear in another."""
-    held: list[bool] = []
+    lock_states: list[bool] = []
 
     def function(value: Any) -> Any:
-        held.append(TRACING_LOCK.locked())
+        lock_states.append(TRACING_LOCK.locked())
         return value
 
     traced, argument = TracedFunction(function), make()
     traced(argument)
     traced(argument)
 
-    assert held == [True]
+    assert lock_states == [True]
     assert not TRACING_LOCK.locked()
 
 

@@ -197,8 +197,8 @@ def patched():
 """
     assert not missing_keys(load_error(tmp_path, source).message, "train_step()", "class Mine, from Mixup")
     choice = ModelSpec(zoo=str(tmp_path / "zoo"), definition="own.patched", params={})
-    said = r"patched\(\).*test_step\(\).*class Sequential"
-    with pytest.raises(BadInputError, match=said) as caught:
+    pattern = r"patched\(\).*test_step\(\).*class Sequential"
+    with pytest.raises(BadInputError, match=pattern) as caught:
         load_model_module(choice).make_model()
     assert caught.value.where == str(tmp_path / "zoo" / "own.py"), "and not Keras' own file"
 
@@ -242,7 +242,7 @@ def test_others_are_trained_under_every_strategy(tmp_path: Path, body: str) -> N
 
 
 def test_every_kind_of_keras_own_models_inherits_the_steps() -> None:
-    functional = keras.Model(given := keras.Input((2,)), keras.layers.Dense(1)(given))
+    functional = keras.Model(inputs := keras.Input((2,)), keras.layers.Dense(1)(inputs))
     for model in (functional, keras.Sequential([keras.layers.Dense(1)]), keras.Model()):
         for method in (*OVERRIDES, *NEVER_CALLED, "metrics"):
             assert getattr(type(model), method) is getattr(keras.Model, method)

@@ -57,8 +57,8 @@ class WrappedDense(keras.Model):
     def call(self, x: Any) -> Any:
         if not self.inner.built:
             self.inner.build(x.shape)
-        found = self.around(lambda value: self.inner(value))(x)
-        return self.head(self.inner(found) if self.again else found)
+        hidden = self.around(lambda value: self.inner(value))(x)
+        return self.head(self.inner(hidden) if self.again else hidden)
 
 
 def straight_through(function: Any) -> Any:
@@ -175,8 +175,8 @@ def test_what_the_loss_has_no_gradient_for_stays_and_is_told_once(
     places = dict(zip([spec.name for spec in network.variables], network.offsets, strict=True))
     assert not np.any(step.flat_gradients[places["two_heads/dense_1/kernel"]])
     assert np.any(step.flat_gradients[places["two_heads/dense/kernel"]])
-    told = [line for line in caplog.messages if "no gradient" in line]
-    bias, kernel = sorted(told)
+    warnings = [line for line in caplog.messages if "no gradient" in line]
+    bias, kernel = sorted(warnings)
     assert "'two_heads/dense_1/bias'" in bias
     assert "'two_heads/dense_1/kernel'" in kernel
 

@@ -218,9 +218,9 @@ def test_every_callback_of_keras_is_known() -> None:
 
 
 def test_an_epoch_ends_with_the_mean_loss_of_its_steps(tmp_path: Path) -> None:
-    seen = ScriptedCallback()
-    train(watch(seen, tmp_path), [[4.0, 2.0], [1.0]])
-    assert seen.seen == [
+    callback = ScriptedCallback()
+    train(watch(callback, tmp_path), [[4.0, 2.0], [1.0]])
+    assert callback.seen == [
         ("begin", 0, {}),
         ("test", {}),
         ("end", 0, {"loss": 3.0}),
@@ -231,9 +231,9 @@ def test_an_epoch_ends_with_the_mean_loss_of_its_steps(tmp_path: Path) -> None:
 
 
 def test_an_epoch_without_a_step_ends_without_a_loss(tmp_path: Path) -> None:
-    seen = ScriptedCallback()
-    train(watch(seen, tmp_path), [[4.0], []])
-    assert seen.seen[-1] == ("end", 1, {})
+    callback = ScriptedCallback()
+    train(watch(callback, tmp_path), [[4.0], []])
+    assert callback.seen[-1] == ("end", 1, {})
 
 
 def test_a_csv_logger_writes_a_row_an_epoch(tmp_path: Path) -> None:
@@ -264,12 +264,12 @@ def test_tensorboard_writes_what_its_reader_reads(tmp_path: Path) -> None:
 
 def rates_of(epochs: list[int], folder: Path, schedule: Any) -> dict[int, float]:
     """The rate that a worker has in each of the epochs of which it gets tasks, in the order in which it gets them."""
-    optimizer, found = keras.optimizers.SGD(0.1), {}
+    optimizer, rates = keras.optimizers.SGD(0.1), {}
     watching = watch(CALLBACKS.LearningRateScheduler(schedule), folder, optimizer=optimizer, worker=0)
     for epoch in epochs:
         watching.begin_epoch(epoch)
-        found[epoch] = float(optimizer.learning_rate)
-    return found
+        rates[epoch] = float(optimizer.learning_rate)
+    return rates
 
 
 @pytest.mark.parametrize("epochs", [[2], [0, 2], [1, 0, 2], [0, 1, 0, 2], [2, 1, 0, 3]])
@@ -290,8 +290,8 @@ def test_the_optimizer_is_at_the_global_step(tmp_path: Path) -> None:
     rates: list[float] = []
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay([0, 1], [0.5, 0.25, 0.125])
     optimizer = keras.optimizers.SGD(schedule)
-    seen = ScriptedCallback(lambda model: rates.append(float(model.optimizer.learning_rate)))
-    train(watch(seen, tmp_path, optimizer=optimizer), [[1.0, 1.0, 1.0]])
+    callback = ScriptedCallback(lambda model: rates.append(float(model.optimizer.learning_rate)))
+    train(watch(callback, tmp_path, optimizer=optimizer), [[1.0, 1.0, 1.0]])
     assert rates == [0.5, 0.25, 0.125]
 
 
@@ -333,9 +333,9 @@ def test_a_callback_that_wants_trained_weights_is_told_where_they_are(method: st
 
 
 def test_where_the_process_trains_itself_the_model_has_them(tmp_path: Path) -> None:
-    found: list[Any] = []
-    train(watch(ScriptedCallback(lambda model: found.extend(model.get_weights())), tmp_path, local=True), [[1.0]])
-    assert [weight.shape for weight in found] == [(1, 1), (1,)]
+    weights: list[Any] = []
+    train(watch(ScriptedCallback(lambda model: weights.extend(model.get_weights())), tmp_path, local=True), [[1.0]])
+    assert [weight.shape for weight in weights] == [(1, 1), (1,)]
 
 
 def test_a_method_of_the_users_own_model_stays(tmp_path: Path) -> None:
@@ -373,9 +373,9 @@ def test_methods_that_are_never_called_are_told_once(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         train(watch(UnsupportedHooks(), tmp_path, local=local), [[1.0, 1.0], [1.0]])
-    (said,) = caplog.messages
-    assert not missing_keys(said, "UnsupportedHooks", "on_test_batch_end()", "on_predict_end()")
-    assert str(Path(__file__)) in said
+    (message,) = caplog.messages
+    assert not missing_keys(message, "UnsupportedHooks", "on_test_batch_end()", "on_predict_end()")
+    assert str(Path(__file__)) in message
 
 
 class DecidesByLogs(keras.callbacks.Callback):  # type: ignore[misc]
@@ -411,20 +411,20 @@ def test_what_a_callback_asks_for_and_logs_lacks_is_named_once(
 def test_a_lambda_callback_that_asks_for_what_logs_lacks_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    given = CALLBACKS.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.get("val_loss"))
+    callback = CALLBACKS.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.get("val_loss"))
     with caplog.at_level(logging.WARNING):
-        train(watch([given, CALLBACKS.CSVLogger(str(tmp_path / "log.csv"))], tmp_path), [[1.0], [1.0]])
-    (said,) = caplog.messages
-    assert not missing_keys(said, "LambdaCallback", "'val_loss'")
+        train(watch([callback, CALLBACKS.CSVLogger(str(tmp_path / "log.csv"))], tmp_path), [[1.0], [1.0]])
+    (message,) = caplog.messages
+    assert not missing_keys(message, "LambdaCallback", "'val_loss'")
 
 
 def test_what_a_lambda_callback_is_given_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    given = CALLBACKS.LambdaCallback(on_test_batch_begin=lambda batch, logs: None, on_train_end=lambda logs: None)
+    callback = CALLBACKS.LambdaCallback(on_test_batch_begin=lambda batch, logs: None, on_train_end=lambda logs: None)
     with caplog.at_level(logging.WARNING):
-        watch(given, tmp_path)
-    (said,) = caplog.messages
-    assert not missing_keys(said, "LambdaCallback", "on_test_batch_begin()")
-    assert "on_train_end" not in said
+        watch(callback, tmp_path)
+    (message,) = caplog.messages
+    assert not missing_keys(message, "LambdaCallback", "on_test_batch_begin()")
+    assert "on_train_end" not in message
 
 
 def test_one_that_decides_by_evaluations_hears_of_no_minibatches(
@@ -432,8 +432,8 @@ def test_one_that_decides_by_evaluations_hears_of_no_minibatches(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         watch(OwnStopping(monitor="val_loss"), tmp_path, local=True)
-    (said,) = caplog.messages
-    assert not missing_keys(said, "OwnStopping", "on_train_batch_end()")
+    (message,) = caplog.messages
+    assert not missing_keys(message, "OwnStopping", "on_train_batch_end()")
 
 
 @pytest.mark.parametrize("kind", ["TensorBoard", "ProgbarLogger", "History"])
@@ -451,10 +451,10 @@ def test_of_callbacks_of_keras_nothing_is_said(
     [(False, ScriptedCallback), (True, ScriptedCallback), (True, lambda: OwnStopping(monitor="val_loss"))],
 )
 def test_params_are_what_keras_gives(tmp_path: Path, local: bool, callback: Any) -> None:
-    made = callback()
+    instance = callback()
     params = {"verbose": 1, "epochs": 3, "steps": 20}
     make_callbacks(
-        lambda: [made],
+        lambda: [instance],
         dense(),
         keras.optimizers.SGD(0.1),
         tmp_path,
@@ -462,7 +462,7 @@ def test_params_are_what_keras_gives(tmp_path: Path, local: bool, callback: Any)
         check_monitors=lambda found: None,
         make_params=lambda: params,
     )
-    assert made.params == params
+    assert instance.params == params
 
 
 def test_a_progress_bar_counts_global_steps_and_has_no_end(tmp_path: Path) -> None:
@@ -486,8 +486,8 @@ def test_the_steps_of_an_epoch_follow_from_the_order_of_records(window: int | No
     train = SimpleNamespace(epochs=2, minibatch_size=10, shuffle=SimpleNamespace(window=window))
     sources = [SimpleNamespace(records=11), SimpleNamespace(records=17)]
     reader = SimpleNamespace(sources=lambda: sources, **({"blocks": len} if blocks else {}))
-    found = build_callback_params(train, Strategy(), reader)  # type: ignore[arg-type]
-    assert found == {"verbose": 1, "epochs": 2, "steps": steps}
+    params = build_callback_params(train, Strategy(), reader)  # type: ignore[arg-type]
+    assert params == {"verbose": 1, "epochs": 2, "steps": steps}
 
 
 @pytest.mark.parametrize(("global_batch", "steps"), [(9, 4), (14, 2), (None, None)])

@@ -113,17 +113,17 @@ def test_errors_of_edl_pass(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("error", "kind"), [(StorageError("full"), "storage"), (JobFailedError("over"), "crash")])
 def test_an_error_that_says_all_has_no_traceback(error: EdlError, kind: str) -> None:
-    told = task_loop.describe_failure(error)
-    assert (told.kind, told.message, told.detail, told.exit_code) == (kind, error.message, "", 1)
+    failure = task_loop.describe_failure(error)
+    assert (failure.kind, failure.message, failure.detail, failure.exit_code) == (kind, error.message, "", 1)
 
 
 def test_an_error_that_nobody_foresaw_has_one() -> None:
     try:
         raise ZeroDivisionError("by zero")
     except ZeroDivisionError as error:
-        told = task_loop.describe_failure(error)
-    assert (told.kind, told.message) == ("crash", "ZeroDivisionError: by zero")
-    assert "Traceback" in told.detail
+        failure = task_loop.describe_failure(error)
+    assert (failure.kind, failure.message) == ("crash", "ZeroDivisionError: by zero")
+    assert "Traceback" in failure.detail
 
 
 @pytest.mark.parametrize(
@@ -134,10 +134,10 @@ def test_what_would_end_the_process_is_an_error_of_the_code_where_ctrl_c_is_igno
 ) -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        found = raised(tmp_path, error, by=feed)
+        caught = raised(tmp_path, error, by=feed)
     finally:
         signal.signal(signal.SIGINT, before)
-    assert str(found) == f"{tmp_path / 'module.py'}:2: feed() raised {said}"
+    assert str(caught) == f"{tmp_path / 'module.py'}:2: feed() raised {said}"
 
 
 def test_ctrl_c_is_no_error_of_the_code(tmp_path: Path, feed: Callable[..., Any]) -> None:

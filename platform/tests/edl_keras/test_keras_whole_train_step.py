@@ -226,13 +226,13 @@ def test_a_step_that_is_not_finite_leaves_no_trace(tmp_path: Path, case: str) ->
     ["a queue beside the weights", repetition("a momentum encoder"), repetition("two updates and a loss behind them")],
 )
 def test_a_run_goes_on_from_its_state_to_the_bit(tmp_path: Path, case: str) -> None:
-    whole, parted = build(tmp_path, BODIES[case]), build(tmp_path, BODIES[case], seed=9)
-    whole.take_step(*batch(0))
-    parted.load_state(whole.state_arrays())
-    for each in (whole, parted):
+    uninterrupted, resumed = build(tmp_path, BODIES[case]), build(tmp_path, BODIES[case], seed=9)
+    uninterrupted.take_step(*batch(0))
+    resumed.load_state(uninterrupted.state_arrays())
+    for each in (uninterrupted, resumed):
         each.take_step(*batch(1))
-    np.testing.assert_equal(parted.state_arrays(), whole.state_arrays())
-    assert ("carried/0" in whole.state_arrays()) == ("queue" in case)
+    np.testing.assert_equal(resumed.state_arrays(), uninterrupted.state_arrays())
+    assert ("carried/0" in uninterrupted.state_arrays()) == ("queue" in case)
 
 
 @pytest.mark.parametrize(
