@@ -73,9 +73,9 @@ def test_a_notice_is_the_last_line(progress: RunProgress) -> None:
 
 
 def test_parameter_servers_say_how_many_tables_they_serve(progress: RunProgress) -> None:
-    told = ParametersStatus(Strategy(), tables=(TableStatus("users", 1, 4),), tables_total=1)
+    parameters = ParametersStatus(Strategy(), tables=(TableStatus("users", 1, 4),), tables_total=1)
     assert "ps 0       4103   serving 1 table\n" in draw_screen(
-        progress.with_status(replace(STATUS, updated=BEGAN + 70, parameters=told))
+        progress.with_status(replace(STATUS, updated=BEGAN + 70, parameters=parameters))
     )
 
 
@@ -101,12 +101,12 @@ def test_only_the_newest_evaluations_are_kept() -> None:
 def test_the_plan_is_broken_between_words_and_never_within_a_path(width: int) -> None:
     out = io.StringIO()
     view = LiveRenderer(Console(width=width, file=out, force_terminal=True, highlight=False))
-    told = f"  evaluates on 359 records in /data/{'x' * 90}/test, every 1,000 steps and at the end"
+    plan_line = f"  evaluates on 359 records in /data/{'x' * 90}/test, every 1,000 steps and at the end"
     with view:
-        view.show_plan(SimpleNamespace(plan_lines=lambda: ["mnist: model", told]))  # type: ignore[arg-type]
+        view.show_plan(SimpleNamespace(plan_lines=lambda: ["mnist: model", plan_line]))  # type: ignore[arg-type]
     lines = out.getvalue().splitlines()
     assert f"/data/{'x' * 90}/test," in out.getvalue()
-    assert " ".join(" ".join(lines).split()).startswith("mnist: model " + told.strip())
+    assert " ".join(" ".join(lines).split()).startswith("mnist: model " + plan_line.strip())
     assert all(line.startswith("    ") for line in lines[2:4])
 
 

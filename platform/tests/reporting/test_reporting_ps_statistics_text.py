@@ -34,9 +34,9 @@ def test_modes(strategy: Strategy, keys: tuple[str, ...]) -> None:
 def test_the_end_of_a_synchronous_job() -> None:
     users = TableStatus("users", rows=980_000, bytes=64 << 20, evicted=12_000, max_rows=1_000_000, full=0.98)
     tables = (users, *(TableStatus(f"t{number}", number, 2**10 * number) for number in range(3, 0, -1)))
-    told = ParametersStatus(SYNC, 940, 470, 60, staleness=0.44, stalest=1, tables=tables, tables_total=9)
+    parameters = ParametersStatus(SYNC, 940, 470, 60, staleness=0.44, stalest=1, tables=tables, tables_total=9)
     head, records, how, pushes, first, *tables, more = format_block(
-        "Done", summary_rows(Summary(10, 10, parameters=told))
+        "Done", summary_rows(Summary(10, 10, parameters=parameters))
     )
     assert head == "Done"
     assert not missing_keys(records, "0 lost", "0 repeated", "0 rolled back")
@@ -48,8 +48,8 @@ def test_the_end_of_a_synchronous_job() -> None:
 
 
 def test_where_nothing_is_noteworthy_little_is_said() -> None:
-    told = ParametersStatus(Strategy(), 940, 940, staleness=0.0)
-    ((name, text),) = summary_rows(Summary(10, 10, parameters=told))[1:]
+    parameters = ParametersStatus(Strategy(), 940, 940, staleness=0.0)
+    ((name, text),) = summary_rows(Summary(10, 10, parameters=parameters))[1:]
     assert (name, missing_keys(text, "async", "stale")) == ("mode", [])
     assert summary_rows(Summary(10, 10, parameters=ParametersStatus(SYNC)))[1:] == [("mode", describe_strategy(SYNC))]
 

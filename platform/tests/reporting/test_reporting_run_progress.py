@@ -100,7 +100,7 @@ def test_the_newest_status_counts(seen: list[tuple[float, int]]) -> None:
 
 def test_losses_are_counted_from_events() -> None:
     progress = RunProgress(start_time=0.0).with_status(status(1.0, 500))
-    told: list[JobEvent] = [
+    events: list[JobEvent] = [
         RoleStarted("master", 0, 11, time=1.0),
         RoleEnded("worker", 0, 12, "Killed (SIGKILL)", 137, time=2.0),
         RoleEnded("worker", 1, 13, "Deleted", 143, time=2.0),
@@ -108,7 +108,7 @@ def test_losses_are_counted_from_events() -> None:
         RecordsRequeued(0, 1, "export", 0, "worker-0 is gone", time=2.0),
         RollbackDone(128, 2, "ps-0 is gone", updates=5, time=3.0),
     ]
-    for event in told:
+    for event in events:
         progress = progress.with_event(event)
     assert progress.master_pid == 11
     summary = progress.with_status(status(4.0, 700)).partial_summary(10.0, "/logs")
@@ -120,16 +120,16 @@ def test_losses_are_counted_from_events() -> None:
 def test_an_evaluation_that_was_told_is_that_of_the_status() -> None:
     """Events and statuses come from two files, and a line of before must not follow the newer evaluation."""
     before = status(101.0, metrics={"accuracy": 0.5})
-    told = (
+    progress = (
         RunProgress(start_time=100.0).with_status(before).with_event(EvaluationEnded(7, {"accuracy": 0.8}, time=102.0))
     )
-    assert told.status == status(101.0, metrics={"accuracy": 0.8})
-    assert told.with_status(status(101.5, 9, metrics={"accuracy": 0.5})).status == status(
+    assert progress.status == status(101.0, metrics={"accuracy": 0.8})
+    assert progress.with_status(status(101.5, 9, metrics={"accuracy": 0.5})).status == status(
         101.5, 9, metrics={"accuracy": 0.8}
     )
     best = status(103.0, metrics={"accuracy": 0.9})  # of the weights that a callback restored
-    assert told.with_status(best).status == best
-    assert told.with_status(best).with_status(status(104.0)).status == status(104.0)
+    assert progress.with_status(best).status == best
+    assert progress.with_status(best).with_status(status(104.0)).status == status(104.0)
 
 
 def test_only_the_newest_events_are_kept() -> None:
@@ -273,18 +273,20 @@ def test_durations(seconds: float, text: str) -> None:
 
 
 def test_tables_that_are_served_are_told_once() -> None:
-    told = ParametersStatus(Strategy(), tables=(TableStatus("users", 1, 4), TableStatus("items", 0, 0)), tables_total=2)
+    with_tables = ParametersStatus(
+        Strategy(), tables=(TableStatus("users", 1, 4), TableStatus("items", 0, 0)), tables_total=2
+    )
     out = io.StringIO()
     face = plain_text.PlainTextRenderer(out, io.StringIO())
-    for at, parameters in ((1.0, ParametersStatus(Strategy())), (20.0, told), (40.0, told)):
+    for at, parameters in ((1.0, ParametersStatus(Strategy())), (20.0, with_tables), (40.0, with_tables)):
         face.refresh(RunProgress(0.0).with_status(status(at, 5, parameters=parameters)), at)
-    said = [line for line in out.getvalue().splitlines() if "served" in line]
-    assert [line.partition("  ")[2] for line in said] == ["2 tables served by the parameter servers: users, items"]
+    lines = [line for line in out.getvalue().splitlines() if "served" in line]
+    assert [line.partition("  ")[2] for line in lines] == ["2 tables served by the parameter servers: users, items"]
 
 
 def test_an_export_that_no_code_loads_is_not_told_to_be_loaded_with_a_comment() -> None:
-    told = describe_event(ModelExported("/somewhere", "# load_model cannot make Mine again", time=0.0))
-    assert told.endswith("; load_model cannot make Mine again")
+    description = describe_event(ModelExported("/somewhere", "# load_model cannot make Mine again", time=0.0))
+    assert description.endswith("; load_model cannot make Mine again")
     assert describe_event(ModelExported("/somewhere", "import mine; load()", time=0.0)).endswith(" import mine; load()")
 
 

@@ -35,8 +35,8 @@ def test_a_silent_server_is_named_once(timers: ManualTimers, capsys: pytest.Capt
     notice = SlowResponseNotice(timers)
     with notice(HOST), notice(HOST):
         timers.run_out()
-    said = capsys.readouterr()
-    assert (said.out, said.err.count("\n"), said.err.count(HOST)) == ("", 1, 1)
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err.count("\n"), captured.err.count(HOST)) == ("", 1, 1)
     assert timers.waiting == []
 
 
