@@ -121,9 +121,9 @@ def _literals(headers: Sequence[tuple[str, str]]) -> bytes:
 
 def flood(address: str, path: str, metadata: Sequence[tuple[str, str]], partial: bytes, connections: int) -> None:
     """Keep fifty calls open on each connection, until this process is killed: what the server ends is opened again."""
-    held = [HalfOpenConnection(address, path, metadata, partial) for _ in range(connections)]
+    opened = [HalfOpenConnection(address, path, metadata, partial) for _ in range(connections)]
     while True:
-        for connection in held:
+        for connection in opened:
             connection.open_streams(STREAMS)
         print("open", flush=True)
         time.sleep(1.0)

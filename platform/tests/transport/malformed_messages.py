@@ -100,10 +100,10 @@ def messages_with(kind: type[Message], base: Message | None = None) -> Iterator[
     """
     for path in _paths(kind.DESCRIPTOR):
         for value in bad_values(path[-1]):
-            whole = kind()
+            message = kind()
             if base is not None:
-                whole.CopyFrom(base)
-            at: Any = whole
+                message.CopyFrom(base)
+            at: Any = message
             for field in path[:-1]:
                 at = getattr(at, field.name).add() if field.is_repeated else getattr(at, field.name)
                 at.SetInParent()
@@ -111,7 +111,7 @@ def messages_with(kind: type[Message], base: Message | None = None) -> Iterator[
                 getattr(at, path[-1].name).append(value)
             else:
                 setattr(at, path[-1].name, value)
-            yield ".".join(field.name for field in path), path[-1], value, whole
+            yield ".".join(field.name for field in path), path[-1], value, message
 
 
 def _paths(descriptor: Descriptor) -> Iterator[tuple[FieldDescriptor, ...]]:
@@ -129,11 +129,11 @@ _HERE = "of the place that something else stands in"
 def bad_json_texts(document: Any) -> Iterator[str]:
     """The text of a document with each of its values, and each of its names, replaced by what should not be there."""
     yield json.dumps(document)
-    for whole in _with_a_value_marked(document):
-        text = json.dumps(whole)
+    for marked in _with_a_value_marked(document):
+        text = json.dumps(marked)
         yield from (text.replace(json.dumps(_HERE), raw) for raw in _RAW)
-    for whole in _with_a_name_marked(document):
-        text = json.dumps(whole)
+    for marked in _with_a_name_marked(document):
+        text = json.dumps(marked)
         yield from (text.replace(json.dumps(_HERE), raw) for raw in _RAW_NAMES)
 
 

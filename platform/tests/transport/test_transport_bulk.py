@@ -410,12 +410,12 @@ signal.pause()
 def test_a_killed_servers_address_is_used_again(start: Start, address: str) -> None:
     with subprocess.Popen([sys.executable, "-c", KILLED, address, TOKEN], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        found = process.stdout.readline().strip()
-        client = BulkClient(found, TOKEN, timeout=10.0)
+        served_address = process.stdout.readline().strip()
+        client = BulkClient(served_address, TOKEN, timeout=10.0)
         process.send_signal(signal.SIGKILL)
     with pytest.raises(RetryableError):
         client.request(FrameKind.PULL, b"")
-    with client_of(start(at=found)) as client:
+    with client_of(start(at=served_address)) as client:
         assert client.request(FrameKind.PULL, b"back").meta == b"back"
 
 

@@ -57,10 +57,10 @@ def test_more_pieces_than_one_system_call_takes() -> None:
 
 @given(st.lists(st.binary(max_size=9)), st.data())
 def test_what_remains_is_the_rest(pieces: list[bytes], data: st.DataObject) -> None:
-    whole = b"".join(pieces)
-    count = data.draw(st.integers(0, len(whole)))
+    content = b"".join(pieces)
+    count = data.draw(st.integers(0, len(content)))
     rest = remaining_views([memoryview(piece) for piece in pieces], count)
-    assert b"".join(rest) == whole[count:]
+    assert b"".join(rest) == content[count:]
     assert all(view.nbytes for view in rest)
 
 
@@ -189,11 +189,11 @@ def test_another_thread_can_end_the_wait(connection_pair: tuple[BulkConnection, 
 
 def test_a_unix_socket_holds_more_than_it_would_by_itself() -> None:
     """A step's frame is larger than the kernel's own buffer: each side would be woken several times for it."""
-    here, there = socket.socketpair(socket.AF_UNIX)
+    here, other_end = socket.socketpair(socket.AF_UNIX)
     before = here.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
     connection = BulkConnection(here, "peer", LIMITS, 1.0)
     try:
         assert here.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) > before
     finally:
         connection.close()
-        there.close()
+        other_end.close()

@@ -65,8 +65,8 @@ def frames(draw: st.DrawFn) -> bytes:
 def byte_streams(draw: st.DrawFn) -> bytes:
     """What somebody sends who may know the token, and who may stop anywhere."""
     parts = draw(st.lists(st.one_of(frames(), heads(), st.binary(max_size=60)), max_size=4))
-    said = b"".join([*draw(st.sampled_from([[HELLO], [HELLO], []])), *parts])
-    return said[: draw(st.integers(0, len(said)))] if draw(st.booleans()) else said
+    sent = b"".join([*draw(st.sampled_from([[HELLO], [HELLO], []])), *parts])
+    return sent[: draw(st.integers(0, len(sent)))] if draw(st.booleans()) else sent
 
 
 def echo(frame: ReceivedFrame) -> OutgoingFrame:
@@ -136,14 +136,14 @@ def received_bytes(sock: socket.socket) -> bytes:
 
 def kinds(data: bytes) -> list[FrameKind]:
     """The kinds of the frames that these bytes are, all of them whole."""
-    found = []
+    frame_kinds = []
     while data:
         magic, version, kind, meta, body = struct.unpack_from("<4sHHIQ", data)
         assert (magic, version) == (FRAME_MAGIC, PROTOCOL_VERSION)
         assert len(data) >= HEAD_SIZE + meta + body
-        found.append(FrameKind(kind))
+        frame_kinds.append(FrameKind(kind))
         data = data[HEAD_SIZE + meta + body :]
-    return found
+    return frame_kinds
 
 
 # ------------------------------------------------------------------ the other side

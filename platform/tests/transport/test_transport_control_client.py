@@ -289,14 +289,14 @@ signal.pause()
 def test_a_killed_servers_address_is_used_again(start: Start, open_channel: Opened, address: str) -> None:
     with subprocess.Popen([sys.executable, "-c", KILLED, address, TOKEN], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        found = process.stdout.readline().strip()
-        channel = open_channel(found)
+        served_address = process.stdout.readline().strip()
+        channel = open_channel(served_address)
         with pytest.raises(RefusedError):
             channel.call(MasterMethods.Progress, ASK, timeout=5.0)
         process.send_signal(signal.SIGKILL)
     with pytest.raises(RetryableError):
         channel.call(MasterMethods.Progress, ASK, timeout=5.0)
-    start(at=found)
+    start(at=served_address)
     assert channel.call(MasterMethods.Progress, ASK, timeout=5.0, retry=RetryPolicy()).incarnation == 7
 
 

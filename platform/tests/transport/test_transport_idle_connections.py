@@ -84,13 +84,13 @@ def test_connections_that_are_only_held_leave_files_and_calls_alone(
     assert server_process.stdout is not None
     address = server_process.stdout.readline().strip()
     host, port = address.rsplit(":", 1)
-    held: list[socket.socket] = []
+    peers: list[socket.socket] = []
     try:
         with ControlChannel(address, TOKEN) as channel:
             assert ask(channel, 1) == 1
             for _ in range(3 * LIMIT):
                 peer = socket.create_connection((host, int(port)))
-                held.append(peer)
+                peers.append(peer)
                 with suppress(ConnectionError):  # closed already
                     peer.sendall(sent)
                 peer.setblocking(False)
@@ -100,9 +100,9 @@ def test_connections_that_are_only_held_leave_files_and_calls_alone(
                 server_process.stdin.write("open\n")
                 server_process.stdin.flush()
                 assert server_process.stdout.readline() == "opened\n"
-        assert sum(map(is_open, held)) <= LIMIT // 2
+        assert sum(map(is_open, peers)) <= LIMIT // 2
     finally:
-        for peer in held:
+        for peer in peers:
             peer.close()
 
 

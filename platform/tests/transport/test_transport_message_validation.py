@@ -18,10 +18,10 @@ from edl.transport.peer_errors import PeerRefusedError
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.DESCRIPTOR.name)
 def test_a_message_passes_whole_or_is_refused_with_the_field_named(message: type[Message]) -> None:
     assert parse_message(message, b"") == message()
-    for path, field, value, whole in messages_with(message):
-        passed, refused = _parsed(message, whole.SerializeToString())
+    for path, field, value, sent in messages_with(message):
+        passed, refused = _parsed(message, sent.SerializeToString())
         if refused is None:
-            assert passed == whole or math.isnan(value)
+            assert passed == sent or math.isnan(value)
             assert not _always_wrong(field, value), f"{path} = {value!r}"
         else:
             assert refused.kind == "bad"

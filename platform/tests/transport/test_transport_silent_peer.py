@@ -65,9 +65,9 @@ class SilentPeer:
 
 @pytest.fixture
 def peer() -> Iterator[SilentPeer]:
-    found = SilentPeer()
-    yield found
-    found.close()
+    silent_peer = SilentPeer()
+    yield silent_peer
+    silent_peer.close()
 
 
 def ask(channel: object, cut: int, deadline: float) -> int:
@@ -79,10 +79,10 @@ def test_a_call_on_its_way_is_ended_by_keepalive_long_before_its_deadline(peer: 
     with ControlChannel(peer.control, TOKEN) as channel:
         assert ask(channel, 7, FOREVER) == 7
         peer.fall_silent()
-        with pytest.raises(RetryableError) as told:
+        with pytest.raises(RetryableError) as caught:
             ask(channel, 8, FOREVER)
-        assert "no answer within" not in str(told.value)
-        assert peer.control in str(told.value)
+        assert "no answer within" not in str(caught.value)
+        assert peer.control in str(caught.value)
         peer.process.send_signal(signal.SIGCONT)
         assert ask(channel, 9, FOREVER) == 9
 
