@@ -81,13 +81,17 @@ def test_a_submitter_takes_a_job_and_needs_a_cluster(tmp_path: Path) -> None:
 
 
 def test_a_master_is_told_its_run_directory_and_its_own_address(tmp_path: Path, spec: str) -> None:
-    given = {"EDL_NAMESPACE": "team", "EDL_JOB_UID": "uid-1", "EDL_STORAGE": str(tmp_path / "s"), "EDL_RUN": ""}
-    told = prepare_role("master", spec, given | {"EDL_HOST": "10.0.0.7"})
-    assert told["EDL_RUN_DIR"] == str(tmp_path / "s" / "team" / "iris" / "uid-1")
-    assert (told["EDL_ROLE"], told["EDL_INDEX"], told["EDL_MASTER_ADDRESS"]) == ("master", "0", "10.0.0.7:7070")
-    assert told["MALLOC_ARENA_MAX"] == "1"
-    assert prepare_role("master", spec, given | {"EDL_HOST": "fd00::7"})["EDL_MASTER_ADDRESS"] == "[fd00::7]:7070"
-    written = json.loads((Path(told["EDL_RUN_DIR"]) / "spec.json").read_text())
+    variables = {"EDL_NAMESPACE": "team", "EDL_JOB_UID": "uid-1", "EDL_STORAGE": str(tmp_path / "s"), "EDL_RUN": ""}
+    environment = prepare_role("master", spec, variables | {"EDL_HOST": "10.0.0.7"})
+    assert environment["EDL_RUN_DIR"] == str(tmp_path / "s" / "team" / "iris" / "uid-1")
+    assert (environment["EDL_ROLE"], environment["EDL_INDEX"], environment["EDL_MASTER_ADDRESS"]) == (
+        "master",
+        "0",
+        "10.0.0.7:7070",
+    )
+    assert environment["MALLOC_ARENA_MAX"] == "1"
+    assert prepare_role("master", spec, variables | {"EDL_HOST": "fd00::7"})["EDL_MASTER_ADDRESS"] == "[fd00::7]:7070"
+    written = json.loads((Path(environment["EDL_RUN_DIR"]) / "spec.json").read_text())
     assert written["model"]["zoo"] == "/model_zoo"
 
 

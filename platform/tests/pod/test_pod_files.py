@@ -50,9 +50,9 @@ class FilesProcess:
         return self.receive()
 
     def receive(self) -> CopyFrame:
-        found = read_frame(self.stdout.read)
-        assert found is not None
-        return found
+        frame = read_frame(self.stdout.read)
+        assert frame is not None
+        return frame
 
 
 @contextmanager
@@ -132,8 +132,8 @@ def test_a_list_names_kinds_and_sizes_and_follows_no_links(tmp_path: Path) -> No
     (tmp_path / "link").symlink_to("/etc")
     with server(tmp_path) as pod:
         answer = pod.request("list", "/", recursive=True).json_payload()
-    found = [(entry["path"], entry["kind"]) for entry in answer["entries"]]
-    assert found == [("link", "other"), ("train", "directory"), ("train/a", "file")]
+    listed = [(entry["path"], entry["kind"]) for entry in answer["entries"]]
+    assert listed == [("link", "other"), ("train", "directory"), ("train/a", "file")]
     assert answer["more"] is False
 
 
@@ -166,6 +166,6 @@ def test_a_denial_names_the_user_and_the_path_as_people_know_it(tmp_path: Path) 
     files = FileServer(tmp_path, io.BytesIO(), io.BytesIO())
     with pytest.raises(StorageError) as denied, translate_os_errors(tmp_path / "a", "write"):
         raise PermissionError(13, "Permission denied")
-    told = files._error_payload(denied.value)
-    assert (told["where"], told["input"]) == ("/a", True)
-    assert f"user {os.getuid()}" in told["hint"]
+    payload = files._error_payload(denied.value)
+    assert (payload["where"], payload["input"]) == ("/a", True)
+    assert f"user {os.getuid()}" in payload["hint"]

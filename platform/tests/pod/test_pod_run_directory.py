@@ -86,8 +86,8 @@ def test_a_job_goes_on_from_a_checkpoint_without_its_journal_once(tmp_path: Path
 
     kinds = [entry["kind"] for entry in read_journal(first.journal).entries]
     assert kinds == ["dataset", "cut_off", "checkpoint_back", "rolled_back", "resumed"]
-    told = [json.loads(line) for line in first.events.read_text().splitlines()][-1]
-    assert not missing_keys(told["changes"][0], "journal", "checkpoint 4", "step 1")
+    last_event = [json.loads(line) for line in first.events.read_text().splitlines()][-1]
+    assert not missing_keys(last_event["changes"][0], "journal", "checkpoint 4", "step 1")
 
 
 def test_a_job_that_changes_its_strategy_begins_a_new_journal_at_its_checkpoint(tmp_path: Path) -> None:
@@ -108,8 +108,8 @@ def test_a_job_that_changes_its_strategy_begins_a_new_journal_at_its_checkpoint(
     kinds = [entry["kind"] for entry in read_journal(first.journal).entries]
     assert kinds == ["dataset", "cut_off", "checkpoint_back", "rolled_back", "resumed"]
     assert load_job_file(first.spec) == changed
-    told = [json.loads(line) for line in first.events.read_text().splitlines()][-1]
-    assert not missing_keys(told["changes"][0], "AllReduce", "checkpoint 4", "step 1")
+    last_event = [json.loads(line) for line in first.events.read_text().splitlines()][-1]
+    assert not missing_keys(last_event["changes"][0], "AllReduce", "checkpoint 4", "step 1")
 
 
 def test_latest_is_resolved_once(tmp_path: Path) -> None:
@@ -184,13 +184,13 @@ def test_a_volume_that_cannot_be_written_is_said_with_user_path_and_remedy(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "open", refuse)  # what the mode says does not matter, and tests may run as root
-    with pytest.raises(BadInputError) as told:
+    with pytest.raises(BadInputError) as caught:
         check_writable(tmp_path)
     monkeypatch.undo()
-    assert f"user {os.getuid()}" in str(told.value)
-    assert str(tmp_path) in str(told.value)
-    assert "security.run_as" in str(told.value)
-    assert told.value.exit_code == 2
+    assert f"user {os.getuid()}" in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+    assert "security.run_as" in str(caught.value)
+    assert caught.value.exit_code == 2
 
 
 def test_two_pods_try_one_volume_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
