@@ -209,5 +209,5 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         return
     missing = [name for name in EXTENSIONS if importlib.util.find_spec(name) is None]
     if missing:
-        said = f"{' and '.join(missing)} not built: `make native` does it, with a C++20 compiler"
-        (pytest.fail if os.environ.get("EDL_NATIVE") == "1" else pytest.skip)(said)
+        reason = f"{' and '.join(missing)} not built: `make native` does it, with a C++20 compiler"
+        (pytest.fail if os.environ.get("EDL_NATIVE") == "1" else pytest.skip)(reason)

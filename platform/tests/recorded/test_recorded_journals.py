@@ -66,22 +66,22 @@ def replayed(settings: dict[str, Any], snapshot: Any, entries: list[Any]) -> Any
 
 
 def test_every_kind_of_entry_is_recorded(tmp_path: Path) -> None:
-    found = {entry["kind"] for path in JOURNALS for entry in json.loads(path.read_text())["entries"]}
-    found |= {entry["kind"] for entry in entries_of_runs(tmp_path)}
-    assert found == set(ENTRY_CLASSES) - UNRECORDED.keys()
+    kinds = {entry["kind"] for path in JOURNALS for entry in json.loads(path.read_text())["entries"]}
+    kinds |= {entry["kind"] for entry in entries_of_runs(tmp_path)}
+    assert kinds == set(ENTRY_CLASSES) - UNRECORDED.keys()
 
 
 def entries_of_runs(tmp_path: Path) -> list[Any]:
     """All entries of the recorded run directories."""
-    found: list[Any] = []
+    entries: list[Any] = []
     with tarfile.open(HERE / "runs.tar.gz") as archive:
         archive.extractall(tmp_path, filter="data")
     for folder in sorted(tmp_path.glob(".edl/local/*/*/journal")):
         journal, replay = Journal.open(folder, holder="a test")
         journal.close()
         assert replay.entries or "local" in folder.parts[-3], folder  # one process has no ledger to keep
-        found += replay.entries
-    return found
+        entries += replay.entries
+    return entries
 
 
 def test_every_class_of_entry_is_applied() -> None:

@@ -38,8 +38,8 @@ def test_delays_double_until_a_success(jitter: float, share: float) -> None:
 def test_the_last_of_some_attempts_is_not_waited_for() -> None:
     slept: list[float] = []
     retry = Retry(BACKOFF, slept.append, tries=3, jitter=no_jitter)
-    found = [(retry.is_last, retry.wait()) for _ in range(3)]
-    assert found == [(False, True), (False, True), (True, False)]
+    attempts = [(retry.is_last, retry.wait()) for _ in range(3)]
+    assert attempts == [(False, True), (False, True), (True, False)]
     assert slept == [1.0, 2.0]
 
 
