@@ -69,9 +69,9 @@ def operations(path: str, *each: tuple[str, str, Any]) -> ApiRequest:
 def by_hand(admin: KubeClient, token: str) -> KubeClient:
     """The API server, asked with a token and nothing else."""
     ours = admin.connection
-    told = {key: value for key, value in ours.http_pool.connection_pool_kw.items() if key not in _CERTIFICATES}
+    pool_options = {key: value for key, value in ours.http_pool.connection_pool_kw.items() if key not in _CERTIFICATES}
     proof = {"Authorization": f"Bearer {token}"}
-    return KubeClient(replace(ours, http_pool=urllib3.PoolManager(**told), auth_headers=lambda: proof))
+    return KubeClient(replace(ours, http_pool=urllib3.PoolManager(**pool_options), auth_headers=lambda: proof))
 
 
 def acting_as(admin: KubeClient, user: str) -> KubeClient:
@@ -91,12 +91,12 @@ def send_request(api: KubeClient, asked: ApiRequest) -> tuple[str, Manifest, str
         ApiError: the server refuses it for another reason.
     """
     try:
-        found = api.request(
+        response_body = api.request(
             asked.method, asked.path, query=asked.query, body=asked.body, content_type=asked.content_type
         ).body
     except ApiError as error:
         return _refusal_kind(error), {}, error.message
-    return ALLOWED, found, ""
+    return ALLOWED, response_body, ""
 
 
 def _refusal_kind(error: ApiError) -> str:

@@ -63,13 +63,13 @@ def baseline(site: TargetSite, images: JobImages, data: Path, folder: Path, work
     with (STATE / f"baseline-{workers}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         of = _fingerprint(workers)
-        found = json.loads(file.read_text()) if file.exists() else {}
-        if found.get("of") != of:
+        stored = json.loads(file.read_text()) if file.exists() else {}
+        if stored.get("of") != of:
             with new_namespace(site, images, folder / f"undisturbed-{workers}") as namespace:
                 namespace.copy_to_claim(data, "/mnist")
-                found = {"of": of, **_run_undisturbed(namespace, workers)}
-            file.write_text(json.dumps(found, indent=1) + "\n")
-    return UndisturbedBaseline(RunNoise(found["values"], CAP), found["fewer"])
+                stored = {"of": of, **_run_undisturbed(namespace, workers)}
+            file.write_text(json.dumps(stored, indent=1) + "\n")
+    return UndisturbedBaseline(RunNoise(stored["values"], CAP), stored["fewer"])
 
 
 def _fingerprint(workers: int) -> str:
@@ -80,8 +80,8 @@ def _fingerprint(workers: int) -> str:
     files = (ZOO / "paced.py", ROOT / "model_zoo" / "mnist" / "records.py")
     model = [ast.dump(ast.parse(file.read_text())) for file in files]
     versions = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith(COMPUTES_WITH)]
-    said = json.dumps([_undisturbed_spec("", "seeded", workers), RECORDS, RUNS, model, versions])
-    return sha256(said.encode()).hexdigest()[:16]
+    facts = json.dumps([_undisturbed_spec("", "seeded", workers), RECORDS, RUNS, model, versions])
+    return sha256(facts.encode()).hexdigest()[:16]
 
 
 def _run_undisturbed(namespace: Namespace, workers: int) -> dict[str, Any]:

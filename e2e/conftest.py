@@ -87,20 +87,20 @@ def make_namespace(
     target_site: TargetSite, job_images: JobImages, data: Path, folder: Path, has_failed: Callable[[], bool]
 ) -> Iterator[MakeNamespace]:
     """Makes namespaces, with the data on their claims unless nothing trains there."""
-    made: list[Namespace] = []
+    opened: list[Namespace] = []
     with ExitStack() as stack:
 
         def open_named(name: str = "", *, volume: bool = True, training: bool = True) -> Namespace:
             own = folder if not name else folder.with_name(f"{folder.name}-{name}")
             namespace = stack.enter_context(namespaces.new_namespace(target_site, job_images, own, volume=volume))
-            made.append(namespace)
+            opened.append(namespace)
             if volume and training:
                 namespace.copy_to_claim(data, "/mnist")
             return namespace
 
         yield open_named
         if has_failed():
-            for namespace in made:
+            for namespace in opened:
                 evidence.collect_evidence(namespace)
 
 

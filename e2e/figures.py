@@ -71,11 +71,11 @@ def _add_value(name: str, value: dict[str, Any]) -> None:
         folder.mkdir(exist_ok=True)
     with (STATE / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        found = json.loads(LATEST.read_text()) if LATEST.exists() else {}
-        before = found.get(name)
+        values = json.loads(LATEST.read_text()) if LATEST.exists() else {}
+        before = values.get(name)
         if before is None or before["seconds"] <= value["seconds"]:
-            found[name] = value
-        LATEST.write_text(json.dumps(dict(sorted(found.items())), indent=1) + "\n")
+            values[name] = value
+        LATEST.write_text(json.dumps(dict(sorted(values.items())), indent=1) + "\n")
 
 
 def table(found: dict[str, Any]) -> str:

@@ -60,10 +60,10 @@ def install_method() -> InstallMethod:
     Raises:
         ProgramError: it says something else.
     """
-    said = os.environ.get("INSTALL_METHOD") or InstallMethod.HELM
-    if said not in tuple(InstallMethod):
-        raise ProgramError(f"INSTALL_METHOD={said}: it is {' or '.join(InstallMethod)}")
-    return InstallMethod(said)
+    method = os.environ.get("INSTALL_METHOD") or InstallMethod.HELM
+    if method not in tuple(InstallMethod):
+        raise ProgramError(f"INSTALL_METHOD={method}: it is {' or '.join(InstallMethod)}")
+    return InstallMethod(method)
 
 
 # ---------------------------------------------------------------------- the cluster's part
@@ -80,13 +80,13 @@ def ensure_installed() -> None:
 
 
 def _install_if_needed() -> None:
-    wanted, there = _files_fingerprint(), _installed_fingerprint()
-    if there == wanted:
+    wanted, installed = _files_fingerprint(), _installed_fingerprint()
+    if installed == wanted:
         return
-    if there is not None:
+    if installed is not None:
         clear_releases("edl")
-    if found := foreign_objects(rendered_objects()):
-        raise StrangersError(_foreign_install_text(found))
+    if foreign := foreign_objects(rendered_objects()):
+        raise StrangersError(_foreign_install_text(foreign))
     apply(system({_INSTALLED: wanted}))
     if install_method() is InstallMethod.HELM:
         HelmRelease("edl", SYSTEM).install(VALUES)
@@ -130,12 +130,13 @@ def rendered_objects() -> list[Manifest]:
 
 def foreign_objects(wanted: list[Manifest]) -> list[str]:
     """The objects of the cluster, as ``kind/name``, that have the names of wanted ones and not these tests' label."""
-    names = {(found["kind"], found["metadata"]["name"]) for found in [*wanted, system()]}
-    there = json.loads(kubectl("get", f"{CLUSTER_KINDS},namespaces", "-o", "json"))["items"]
+    names = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in [*wanted, system()]}
+    existing = json.loads(kubectl("get", f"{CLUSTER_KINDS},namespaces", "-o", "json"))["items"]
     return [
-        f"{found['kind'].lower()}/{found['metadata']['name']}"
-        for found in there
-        if (found["kind"], found["metadata"]["name"]) in names and OWN not in (found["metadata"].get("labels") or {})
+        f"{manifest['kind'].lower()}/{manifest['metadata']['name']}"
+        for manifest in existing
+        if (manifest["kind"], manifest["metadata"]["name"]) in names
+        and OWN not in (manifest["metadata"].get("labels") or {})
     ]
 
 
@@ -156,8 +157,8 @@ def system(annotations: dict[str, str] | None = None) -> Manifest:
 
 def _installed_fingerprint() -> str | None:
     """What ``ensure_installed`` has installed, or was about to; empty if a test has; None if nothing is there."""
-    found = json.loads(kubectl("get", "namespace", SYSTEM, "--ignore-not-found", "-o", "json") or "{}")
-    meta = found.get("metadata") or {}
+    namespace = json.loads(kubectl("get", "namespace", SYSTEM, "--ignore-not-found", "-o", "json") or "{}")
+    meta = namespace.get("metadata") or {}
     if OWN not in (meta.get("labels") or {}):
         return None
     return str((meta.get("annotations") or {}).get(_INSTALLED, ""))

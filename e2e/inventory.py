@@ -18,11 +18,11 @@ def inventory(*namespaces: str) -> set[str]:
 
     Each as ``[namespace/]kind/name``. Helm's record of a release is a Secret, so it is among them.
     """
-    found = _list_objects(CLUSTER_KINDS)
+    listed = _list_objects(CLUSTER_KINDS)
     for name in namespaces:
         if kubectl("get", "namespace", name, "--ignore-not-found", "-o", "name"):
-            found |= {f"namespace/{name}"} | {f"{name}/{each}" for each in _list_objects(_KINDS, "-n", name)}
-    return found
+            listed |= {f"namespace/{name}"} | {f"{name}/{each}" for each in _list_objects(_KINDS, "-n", name)}
+    return listed
 
 
 def _list_objects(kinds: str, *options: str) -> set[str]:

@@ -88,8 +88,8 @@ class ClusterJob:
     @property
     def spec(self) -> Manifest:
         """What the job file says."""
-        found: Manifest = json.loads(self.file.read_text())
-        return found
+        document: Manifest = json.loads(self.file.read_text())
+        return document
 
     # ------------------------------------------------------------------ commands
 
@@ -160,13 +160,13 @@ class ClusterJob:
 
     def master(self) -> Manifest:
         """The newest of the master's pods."""
-        found = self.wait_for("a master's pod", lambda: self.masters() or None)
-        return max(found, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
+        masters = self.wait_for("a master's pod", lambda: self.masters() or None)
+        return max(masters, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
 
     def workers(self) -> dict[int, Manifest]:
         """The workers' pods by index."""
-        found = self.namespace.observer.pods(job=self.name, role=Role.WORKER.value)
-        return {int(pod["metadata"]["labels"][names.INDEX_LABEL]): pod for pod in found}
+        pods = self.namespace.observer.pods(job=self.name, role=Role.WORKER.value)
+        return {int(pod["metadata"]["labels"][names.INDEX_LABEL]): pod for pod in pods}
 
     def in_phase(self, *phases: str) -> list[int]:
         """Indices of the workers whose pods are in one of these phases."""
@@ -202,8 +202,8 @@ class ClusterJob:
 
     def wait_training(self, *, workers: int, seconds: float = START_SECONDS) -> list[int]:
         """Wait until exactly this many workers train; their indices."""
-        found = lambda: indices if len(indices := self.training_workers()) == workers else None  # noqa: E731
-        return self.wait_for(f"{workers} workers train", found, seconds)
+        find_indices = lambda: indices if len(indices := self.training_workers()) == workers else None  # noqa: E731
+        return self.wait_for(f"{workers} workers train", find_indices, seconds)
 
     def wait_more_steps(self, steps: int = 10, seconds: float = 60.0) -> None:
         """Wait until training has gone on by some steps from now."""
@@ -219,7 +219,7 @@ class ClusterJob:
 
     def wait_incarnation(self, beyond: int, seconds: float = START_SECONDS) -> Mapping[str, Any]:
         """Wait for a status of a later master."""
-        newer = lambda: found if (found := self.status()).get("incarnation", 0) > beyond else None  # noqa: E731
+        newer = lambda: status if (status := self.status()).get("incarnation", 0) > beyond else None  # noqa: E731
         return self.wait_for(f"a master after incarnation {beyond}", newer, seconds)
 
     # ------------------------------------------------------------------ what happened
@@ -247,8 +247,8 @@ class ClusterJob:
 
     def ps_uids(self) -> dict[str, str]:
         """Uid of each PS's pod, by name."""
-        found = self.namespace.observer.pods(job=self.name, role=Role.PS.value)
-        return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in found}
+        pods = self.namespace.observer.pods(job=self.name, role=Role.PS.value)
+        return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in pods}
 
 
 def delete_pod(namespace: Namespace, name: str, *options: str) -> None:

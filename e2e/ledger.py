@@ -48,9 +48,9 @@ class FetchedRun:
 
     def first_event(self, kind: str, after: float = 0.0, **fields: Any) -> Mapping[str, Any]:
         """The first event of one kind with these fields that happened at or after a moment."""
-        found = [event for event in self.events_of(kind, **fields) if event["time"] >= after]
-        assert found, f"no event {kind} {fields} after {after}: {self.events_of(kind)[-10:]}"
-        return found[0]
+        events = [event for event in self.events_of(kind, **fields) if event["time"] >= after]
+        assert events, f"no event {kind} {fields} after {after}: {self.events_of(kind)[-10:]}"
+        return events[0]
 
     def log(self, role: str, index: int) -> str:
         """What one pod of the job wrote, all its containers one after the other."""

@@ -110,12 +110,12 @@ def _pods(at: RightsObjects) -> Iterator[tuple[str, ApiRequest]]:
 
 def _workers(at: RightsObjects) -> Iterator[tuple[str, ApiRequest]]:
     def worker_request(of: str = OWN, owner: str | None = OWN, **spec: Any) -> ApiRequest:
-        made = at.worker(names.pod_name(of, Role.WORKER, 1), of, **spec)
-        made["metadata"]["ownerReferences"] = [at.owner(owner)] if owner else []
-        return create(at.namespace, made)
+        worker_pod = at.worker(names.pod_name(of, Role.WORKER, 1), of, **spec)
+        worker_pod["metadata"]["ownerReferences"] = [at.owner(owner)] if owner else []
+        return create(at.namespace, worker_pod)
 
     def controlled_request(kind: str, of: str) -> ApiRequest:
-        made = at.worker(names.pod_name(OWN, Role.WORKER, 1), OWN)
+        worker_pod = at.worker(names.pod_name(OWN, Role.WORKER, 1), OWN)
         keeper = {
             "apiVersion": "v1",
             "kind": kind,
@@ -123,8 +123,8 @@ def _workers(at: RightsObjects) -> Iterator[tuple[str, ApiRequest]]:
             "uid": at.uids[of],
             "controller": True,
         }
-        made["metadata"]["ownerReferences"] = [at.owner(OWN), keeper]
-        return create(at.namespace, made)
+        worker_pod["metadata"]["ownerReferences"] = [at.owner(OWN), keeper]
+        return create(at.namespace, worker_pod)
 
     yield "create a worker", worker_request()
     yield "create a worker that its job's ConfigMap controls", controlled_request("ConfigMap", OWN)

@@ -134,19 +134,19 @@ class NamespaceObserver:
                     idle_timeout=75,
                 ) as stream:
                     self._streams[kind.name] = stream
-                    for change, found in stream.events():
+                    for change, manifest in stream.events():
                         if change in (ADDED, MODIFIED, DELETED):
-                            self._record_change(kind, change, found)
+                            self._record_change(kind, change, manifest)
             except EdlError:
                 self._closed.wait(_AGAIN_SECONDS)
 
     def _apply_listing(self, kind: ResourceKind, items: Iterable[Manifest]) -> None:
-        there = {item["metadata"]["uid"]: item for item in items}
+        listed = {item["metadata"]["uid"]: item for item in items}
         for known in self._current_objects(kind):
-            if known["metadata"]["uid"] not in there:
+            if known["metadata"]["uid"] not in listed:
                 self._record_change(kind, DELETED, known)
         before = {known["metadata"]["uid"]: known for known in self._current_objects(kind)}
-        for uid, item in there.items():
+        for uid, item in listed.items():
             if uid not in before:
                 self._record_change(kind, ADDED, item)
             elif before[uid]["metadata"]["resourceVersion"] != item["metadata"]["resourceVersion"]:
@@ -163,7 +163,7 @@ class NamespaceObserver:
 
     def _current_objects(self, kind: ResourceKind) -> list[Manifest]:
         with self._lock:
-            return [found for _, found in sorted(self._objects[kind.name].items())]
+            return [manifest for _, manifest in sorted(self._objects[kind.name].items())]
 
     def _find_object(self, kind: ResourceKind, name: str) -> Manifest | None:
         with self._lock:
@@ -184,14 +184,14 @@ def phase(pod: Manifest | None) -> str:
 
 def condition(pod: Manifest, kind: str) -> Manifest | None:
     """A condition of a pod or Job that is True."""
-    found = pod.get("status", {}).get("conditions") or ()
-    return next((entry for entry in found if entry["type"] == kind and entry["status"] == "True"), None)
+    conditions = pod.get("status", {}).get("conditions") or ()
+    return next((entry for entry in conditions if entry["type"] == kind and entry["status"] == "True"), None)
 
 
 def container(pod: Manifest) -> Manifest:
     """The status of a pod's first container; empty before there is one."""
-    found = pod.get("status", {}).get("containerStatuses") or ({},)
-    return dict(found[0])
+    statuses = pod.get("status", {}).get("containerStatuses") or ({},)
+    return dict(statuses[0])
 
 
 def pod_line(pod: Manifest) -> str:

@@ -28,10 +28,10 @@ def begin_run(method: str) -> None:
 
 def add_counts(method: str, counts: Mapping[str, int]) -> None:
     """Add the counts of one part of a run."""
-    found = _read_outcome()
+    outcome = _read_outcome()
     for name in COUNTED:
-        found[method][name] += counts.get(name, 0)
-    _write_outcome(found)
+        outcome[method][name] += counts.get(name, 0)
+    _write_outcome(outcome)
 
 
 def _read_outcome() -> dict[str, Any]:

@@ -71,14 +71,14 @@ class HelmRelease:
         return objects(_checked_output(self._call_helm("get", "manifest", self.name)))
 
     def _call_helm(self, *command: str, values: Manifest | None = None) -> Done:
-        given = () if values is None else ("--values", "-")
+        options = () if values is None else ("--values", "-")
         stdin = None if values is None else json.dumps(values)
-        return call("helm", *command, "--namespace", self.namespace, *given, stdin=stdin, seconds=self.seconds)
+        return call("helm", *command, "--namespace", self.namespace, *options, stdin=stdin, seconds=self.seconds)
 
 
 def objects(text: str) -> list[Manifest]:
     """The objects of a stream of YAML documents."""
-    return [found for found in YAML(typ="safe").load_all(text) if found]
+    return [manifest for manifest in YAML(typ="safe").load_all(text) if manifest]
 
 
 def _checked_output(done: Done) -> str:

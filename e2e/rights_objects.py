@@ -50,9 +50,9 @@ class RightsObjects:
 
     def worker(self, name: str, job: str = OWN, **spec: Any) -> Manifest:
         """A worker's pod, owned by its job's Job."""
-        found = pod(name, names.object_labels(job, Role.WORKER, 0), **spec)
-        found["metadata"]["ownerReferences"] = [self.owner(job)]
-        return found
+        worker_pod = pod(name, names.object_labels(job, Role.WORKER, 0), **spec)
+        worker_pod["metadata"]["ownerReferences"] = [self.owner(job)]
+        return worker_pod
 
 
 def pod(name: str, labels: dict[str, str] | None = None, **spec: Any) -> Manifest:
@@ -145,7 +145,7 @@ def create_objects(api: KubeClient, image: str) -> RightsObjects:
         image: of the one pod that runs.
     """
     uids = {each: str(_create_all(api, [master_job(each)])["metadata"]["uid"]) for each in (OWN, OTHER)}
-    found = RightsObjects(api.namespace, uids)
+    rights_objects = RightsObjects(api.namespace, uids)
     for each in (OWN, OTHER):
         things = [
             secret(names.token_secret(each), each),
@@ -153,7 +153,7 @@ def create_objects(api: KubeClient, image: str) -> RightsObjects:
             _service(each),
             lease(each),
         ]
-        _create_all(api, [*things, found.worker(names.pod_name(each, Role.WORKER, 0), each)])
+        _create_all(api, [*things, rights_objects.worker(names.pod_name(each, Role.WORKER, 0), each)])
     master = pod(MASTER_POD, names.object_labels(OWN, Role.MASTER), serviceAccountName=names.MASTER_ACCOUNT)
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": STRANGER}}
     tokens = [secret(names.token_secret(ENDED), ENDED), secret(FOREIGN, None)]
@@ -161,9 +161,9 @@ def create_objects(api: KubeClient, image: str) -> RightsObjects:
     sleeping = {"image": image, "command": ["sleep", "3600"]}
     _create_all(api, [pod(COPY_POD, container=sleeping, nodeSelector={}, terminationGracePeriodSeconds=0)])
     kubectl("-n", api.namespace, "wait", "--for=condition=Ready", f"pod/{COPY_POD}", "--timeout=90s")
-    return found
+    return rights_objects
 
 
 def _create_all(api: KubeClient, things: Sequence[Manifest]) -> Manifest:
-    made = [api.create(thing) for thing in things]
-    return made[-1]
+    created = [api.create(thing) for thing in things]
+    return created[-1]

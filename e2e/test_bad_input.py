@@ -38,9 +38,9 @@ def check_refused(namespace: Namespace, spec: Manifest, *told: str) -> None:
     """Submission ends with code 2, says all of this, and leaves nothing."""
     job = ClusterJob.write(namespace, spec)
     done = job.edl("submit", "--yes")
-    said = done.stdout + done.stderr
-    assert done.returncode == 2, said
-    assert [text for text in told if text not in said] == [], said
+    output = done.stdout + done.stderr
+    assert done.returncode == 2, output
+    assert [text for text in told if text not in output] == [], output
     assert job.leftovers() == []
 
 

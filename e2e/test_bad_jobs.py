@@ -18,8 +18,8 @@ FEW = 40
 
 def asked_for(job: ClusterJob) -> int:
     """Pods that were ever made for a job."""
-    made = (change for change in job.namespace.observer.changes() if change.type == ADDED)
-    return len({change.uid for change in made if change.labels.get(names.JOB_LABEL) == job.name})
+    added = (change for change in job.namespace.observer.changes() if change.type == ADDED)
+    return len({change.uid for change in added if change.labels.get(names.JOB_LABEL) == job.name})
 
 
 @pytest.mark.in_turn(1)

@@ -79,8 +79,8 @@ class PodClusterHarness:
         return manifest
 
     def pod_name_of(self, uid: str) -> str:
-        found = self.namespace.api.list(PODS, labels=names.label_selector(self.job)).items
-        return next(each["metadata"]["name"] for each in found if each["metadata"]["uid"] == uid)
+        pods = self.namespace.api.list(PODS, labels=names.label_selector(self.job)).items
+        return next(each["metadata"]["name"] for each in pods if each["metadata"]["uid"] == uid)
 
     def run_script(self, uid: str, script: str) -> None:
         self.namespace.kubectl("exec", self.pod_name_of(uid), "--", "sh", "-c", script)
@@ -155,7 +155,7 @@ def start_worker(harness: PodClusterHarness) -> tuple[WatchThread, str]:
 def the_way_out(watch: WatchThread, uid: str) -> tuple[PodStatus, PodStatus]:
     """What was said while it was leaving, and of its end."""
     last = watch.ended(uid)
-    return next(seen for seen in watch.seen if seen.uid == uid and seen.leaving), last
+    return next(status for status in watch.seen if status.uid == uid and status.leaving), last
 
 
 def test_deletion_by_hand(harness: PodClusterHarness) -> None:
@@ -194,6 +194,6 @@ def test_why_a_pod_waits_is_told(harness: PodClusterHarness) -> None:
     huge = harness.cluster.start(Role.WORKER, 0)
     harness.extra, harness.image = {}, MISSING
     without_image = harness.cluster.start(Role.WORKER, 1)
-    seen = watch.waiting(huge, "Unschedulable")
-    assert "Insufficient cpu" in seen.message
+    status = watch.waiting(huge, "Unschedulable")
+    assert "Insufficient cpu" in status.message
     assert MISSING in watch.waiting(without_image, "ErrImagePull").message

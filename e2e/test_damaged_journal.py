@@ -46,11 +46,11 @@ def test_a_run_goes_on_from_its_checkpoint(namespace: Namespace) -> None:
     assert costs, refused.stderr
     job.wait_removed()
 
-    said = job.run_edl("submit", "--yes", "--detach", "--resume", run, "--from-checkpoint")
-    assert "without its journal" in said.partition("submitted to namespace")[0], "before anything is done"
-    told = f"goes back to checkpoint {costs[1]} at step {costs[2]}"
-    assert told in said
-    assert f"{costs[3]} records were done after that" in said
+    output = job.run_edl("submit", "--yes", "--detach", "--resume", run, "--from-checkpoint")
+    assert "without its journal" in output.partition("submitted to namespace")[0], "before anything is done"
+    goes_back = f"goes back to checkpoint {costs[1]} at step {costs[2]}"
+    assert goes_back in output
+    assert f"{costs[3]} records were done after that" in output
     job.finish_quickly()
     assert job.wait_end() == "Complete"
     summary = job.wait_for("its summary", lambda: job.page("summary.json"), 10)

@@ -50,11 +50,11 @@ def test_tutorial_on_kind(
             evidence.collect_evidence(namespace)
             raise
         (folder / "printed.txt").write_text(printed)
-    told = _sections(printed)
-    assert "Loss" in told["edl logs mnist"]
-    assert "Evaluation" in told["edl logs mnist"]
-    assert "edl-elastic-worker-4" in told["kubectl get pods"], "the killed worker's successor"
-    assert "cpu" in told["edl why elastic"].lower(), "the scheduler's words"
+    sections = _sections(printed)
+    assert "Loss" in sections["edl logs mnist"]
+    assert "Evaluation" in sections["edl logs mnist"]
+    assert "edl-elastic-worker-4" in sections["kubectl get pods"], "the killed worker's successor"
+    assert "cpu" in sections["edl why elastic"].lower(), "the scheduler's words"
 
 
 def _adapt_command(block: DocCommand, namespace: Namespace, node: str) -> DocCommand:

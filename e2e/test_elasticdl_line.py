@@ -184,9 +184,9 @@ def test_the_tutorials_line_with_requests_as_typed(make_namespace: MakeNamespace
     check_pods_and_deletion(job)
 
     spare = count_fitting_pods(node_offers(namespace.api), TYPED_CPU)
-    taken = NGINX_REPLICAS - 3
-    if spare > taken:
-        start_nginx(other, "filler", spare - taken)
+    fitting_replicas = NGINX_REPLICAS - 3
+    if spare > fitting_replicas:
+        start_nginx(other, "filler", spare - fitting_replicas)
     start_nginx(other, "test-nginx", NGINX_REPLICAS)
     job.wait_training(workers=1, seconds=90)
     waiting = job.in_phase("Pending")

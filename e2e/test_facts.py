@@ -53,7 +53,7 @@ def start_script_pod(namespace: Namespace, name: str, script: str, **spec: Any) 
     apply(pod(name, namespace.images.submitter, "sh", "-c", script, **spec), "-n", namespace.name)
     started = ("Running", "Succeeded", "Failed")
     return namespace.observer.wait_for(
-        f"{name} starts", lambda: found if phase(found := namespace.observer.pod(name)) in started else None
+        f"{name} starts", lambda: script_pod if phase(script_pod := namespace.observer.pod(name)) in started else None
     )
 
 
@@ -72,11 +72,11 @@ def pod_of(namespace: Namespace, job: str, *, other_than: str = "", seconds: flo
     """The running pod of a Job, of another uid than the one given."""
 
     def find_running() -> Manifest | None:
-        for found in namespace.observer.pods():
-            meta = found["metadata"]
+        for candidate in namespace.observer.pods():
+            meta = candidate["metadata"]
             own = (meta.get("labels") or {}).get("batch.kubernetes.io/job-name") == job
-            if own and meta["uid"] != other_than and phase(found) == "Running":
-                return found
+            if own and meta["uid"] != other_than and phase(candidate) == "Running":
+                return candidate
         return None
 
     return namespace.observer.wait_for(f"a pod of the Job {job}", find_running, seconds)
@@ -85,8 +85,8 @@ def pod_of(namespace: Namespace, job: str, *, other_than: str = "", seconds: flo
 def wait_listening(namespace: Namespace, found: Manifest) -> str:
     """Wait until a pod with UNTIL_TOLD would notice SIGTERM; its name."""
     name = str(found["metadata"]["name"])
-    said = lambda: call("kubectl", "-n", namespace.name, "logs", name).stdout  # noqa: E731
-    namespace.observer.wait_for(f"{name} listens", lambda: "listening" in said() or None)
+    read_log = lambda: call("kubectl", "-n", namespace.name, "logs", name).stdout  # noqa: E731
+    namespace.observer.wait_for(f"{name} listens", lambda: "listening" in read_log() or None)
     return name
 
 
@@ -160,15 +160,15 @@ def test_a_job_replaces_deleted_pods_after_10_seconds_and_then_after_20(bare_nam
     start_job(bare_namespace, "deleted", UNTIL_TOLD.format(code=143))
     waits = []
     for _ in range(2):
-        found = pod_of(bare_namespace, "deleted")
-        uid, name = found["metadata"]["uid"], wait_listening(bare_namespace, found)
+        job_pod = pod_of(bare_namespace, "deleted")
+        uid, name = job_pod["metadata"]["uid"], wait_listening(bare_namespace, job_pod)
         delete_pod(bare_namespace, name)
         after = pod_of(bare_namespace, "deleted", other_than=uid)["metadata"]["uid"]
         gone = bare_namespace.observer.wait_change(
             "it goes", lambda change, uid=uid: change.uid == uid and change.being_deleted
         )
-        made = bare_namespace.observer.wait_change("it is replaced", lambda change, uid=after: change.uid == uid)
-        waits.append(made.happened_at - gone.happened_at)
+        replacement = bare_namespace.observer.wait_change("it is replaced", lambda change, uid=after: change.uid == uid)
+        waits.append(replacement.happened_at - gone.happened_at)
     assert 8 < waits[0] < 16, waits
     assert 18 < waits[1] < 30, waits
 
@@ -194,8 +194,8 @@ def start_owned_pod(namespace: Namespace, name: str, job: str, *, controller: bo
 
 
 def owner_names(namespace: Namespace, name: str) -> list[str]:
-    found = namespace.observer.pod(name) or {"metadata": {}}
-    return [owner["name"] for owner in found["metadata"].get("ownerReferences") or ()]
+    manifest = namespace.observer.pod(name) or {"metadata": {}}
+    return [owner["name"] for owner in manifest["metadata"].get("ownerReferences") or ()]
 
 
 def test_an_owner_that_is_no_controller_is_kept_and_takes_its_pods_along(bare_namespace: Namespace) -> None:
@@ -216,10 +216,10 @@ def owning_config_map(namespace: Namespace, job: str) -> Manifest:
     """A ConfigMap that a Job owns, as a controller's reference to it."""
     uid = (namespace.observer.wait_for("the Job", lambda: namespace.observer.job(job)))["metadata"]["uid"]
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": job, "uid": uid, "controller": False}
-    made = namespace.api.create(
+    config_map = namespace.api.create(
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": job, "ownerReferences": [owner]}}
     )
-    meta = made["metadata"]
+    meta = config_map["metadata"]
     return {"apiVersion": "v1", "kind": "ConfigMap", "name": meta["name"], "uid": meta["uid"], "controller": True}
 
 
@@ -308,19 +308,21 @@ def test_exit_code_137_has_more_than_one_meaning(bare_namespace: Namespace) -> N
     hungry = pod("hungry", bare_namespace.images.submitter, "tail", "/dev/zero", restartPolicy="Never")
     hungry["spec"]["containers"][0]["resources"]["limits"] = {"memory": "32Mi"}
     apply(hungry, "-n", bare_namespace.name)
-    found = {name: container_end(bare_namespace, name) for name in ("killed", "hungry")}
-    assert [(state["exitCode"], state["reason"]) for state in found.values()] == [(137, "Error"), (137, "OOMKilled")]
+    ends = {name: container_end(bare_namespace, name) for name in ("killed", "hungry")}
+    assert [(state["exitCode"], state["reason"]) for state in ends.values()] == [(137, "Error"), (137, "OOMKilled")]
 
 
 def test_an_eviction_says_so(bare_namespace: Namespace) -> None:
     script = UNTIL_TOLD.format(code=143)
-    found = start_script_pod(bare_namespace, "evicted", script, restartPolicy="Never", terminationGracePeriodSeconds=20)
-    evict_pod(bare_namespace, wait_listening(bare_namespace, found))
-    told = bare_namespace.observer.wait_change(
+    script_pod = start_script_pod(
+        bare_namespace, "evicted", script, restartPolicy="Never", terminationGracePeriodSeconds=20
+    )
+    evict_pod(bare_namespace, wait_listening(bare_namespace, script_pod))
+    disrupted = bare_namespace.observer.wait_change(
         "the condition DisruptionTarget",
         lambda change: change.name == "evicted" and condition(change.object, "DisruptionTarget") is not None,
     )
-    assert (condition(told.object, "DisruptionTarget") or {})["reason"] == "EvictionByEvictionAPI"
+    assert (condition(disrupted.object, "DisruptionTarget") or {})["reason"] == "EvictionByEvictionAPI"
 
 
 def test_a_deleted_pod_keeps_its_name_until_it_is_gone(bare_namespace: Namespace) -> None:
@@ -362,9 +364,11 @@ def start_service(namespace: Namespace, name: str, **spec: Any) -> str:
 
 def wait_for_log(namespace: Namespace, name: str, what: str, seconds: float = 60.0) -> str:
     """All that a pod has said, once ``what`` is in it."""
-    said = lambda: call("kubectl", "-n", namespace.name, "logs", name).stdout  # noqa: E731
+    read_log = lambda: call("kubectl", "-n", namespace.name, "logs", name).stdout  # noqa: E731
     return str(
-        namespace.observer.wait_for(f"{name} says {what}", lambda: text if what in (text := said()) else None, seconds)
+        namespace.observer.wait_for(
+            f"{name} says {what}", lambda: text if what in (text := read_log()) else None, seconds
+        )
     )
 
 
@@ -381,8 +385,8 @@ def test_dns_answers_of_a_headless_service_may_be_old(bare_namespace: Namespace)
     address = start_service(bare_namespace, "headless", clusterIP="None")
     start_script_pod(bare_namespace, "asking", "sleep 1000")
     ask = lambda: json.loads(in_container(bare_namespace, "asking", "python3", "-c", ADDRESSES, "headless") or "{}")  # noqa: E731
-    found = bare_namespace.observer.wait_for("the pod's address", lambda: ask().get(address))
-    assert 0 < found <= 30
+    time_to_live = bare_namespace.observer.wait_for("the pod's address", lambda: ask().get(address))
+    assert 0 < time_to_live <= 30
 
 
 def test_a_connection_to_a_pod_whose_processes_end_is_told_and_a_new_one_refused(bare_namespace: Namespace) -> None:
@@ -410,8 +414,8 @@ def test_a_connection_to_a_vanished_pod_hangs(bare_namespace: Namespace) -> None
             "it is gone", lambda: bare_namespace.observer.pod("vanishing") is None or None, 20
         )
         before = wait_for_log(bare_namespace, client, "connected").count("silent\n")
-        said = wait_for_log(bare_namespace, client, "silent\n" * (before + 10))
-        assert "told" not in said
+        log = wait_for_log(bare_namespace, client, "silent\n" * (before + 10))
+        assert "told" not in log
 
 
 # ---------------------------------------------------------------------- volumes
@@ -449,14 +453,14 @@ def test_a_quota_refuses_pods_and_not_the_job_that_makes_them(make_namespace: Ma
         "the quota counts", lambda: namespace.kubectl("get", "quota/full", "-o", "jsonpath={.status.hard}")
     )
     start_job(namespace, "unstaffed", "true")
-    told = lambda: namespace.kubectl("describe", "job/unstaffed")  # noqa: E731
-    namespace.observer.wait_for("its pod is refused", lambda: "exceeded quota: full" in told() or None)
+    read_description = lambda: namespace.kubectl("describe", "job/unstaffed")  # noqa: E731
+    namespace.observer.wait_for("its pod is refused", lambda: "exceeded quota: full" in read_description() or None)
 
 
 def test_a_pod_tolerates_a_dead_node_as_long_as_the_cluster_says(bare_namespace: Namespace) -> None:
     """Five minutes, unless the API server was told otherwise: hence EDL's pods bring tolerations of their own."""
-    found = start_script_pod(bare_namespace, "tolerant", "sleep 1000")["spec"]["tolerations"]
-    seconds = {entry["key"]: entry["tolerationSeconds"] for entry in found if entry.get("effect") == "NoExecute"}
+    tolerations = start_script_pod(bare_namespace, "tolerant", "sleep 1000")["spec"]["tolerations"]
+    seconds = {entry["key"]: entry["tolerationSeconds"] for entry in tolerations if entry.get("effect") == "NoExecute"}
     assert seconds.keys() == {"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"}
     assert all(value > 0 for value in seconds.values())
 

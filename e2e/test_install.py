@@ -49,12 +49,12 @@ def namespace(
     target_site: TargetSite, job_images: JobImages, folder: Path, has_failed: Callable[[], bool]
 ) -> Iterator[Namespace]:
     """A namespace that is to be; with all that tests installed it goes at the end."""
-    with namespaces.open_namespace(target_site, job_images, folder, namespaces.fresh_name(folder)) as found:
+    with namespaces.open_namespace(target_site, job_images, folder, namespaces.fresh_name(folder)) as opened:
         try:
-            yield found
+            yield opened
         finally:
             if has_failed():
-                evidence.collect_evidence(found)
+                evidence.collect_evidence(opened)
             install.clear_releases("edl", "edl-again")
 
 
@@ -74,12 +74,12 @@ def measure_installation(namespace: Namespace) -> Iterator[None]:
     yield
     seconds = time.monotonic() - began
     # Not the admin's: what every namespace has by itself, and Helm's own record.
-    made = {
+    created = {
         each
         for each in inventory(install.SYSTEM, namespace.name) - before
         if not each.endswith(("serviceaccount/default", "configmap/kube-root-ca.crt")) and "sh.helm" not in each
     }
-    figures.record_duration(f"install_{install.install_method()}", seconds, objects=len(made))
+    figures.record_duration(f"install_{install.install_method()}", seconds, objects=len(created))
 
 
 @pytest.mark.timeout(300)
@@ -94,9 +94,9 @@ def test_a_data_scientist_trains_on_what_was_installed(namespace: Namespace, dat
     job.run_edl("scale", "--max", "2")
     job.run_edl("wait", "--for", "workers=2", "--timeout", "60s")
     job.wait_for("it says that it trains", lambda: "'Training'" in job.run_edl("logs") or None, 30)
-    for told in refused_commands(namespace):
-        done = namespace.user.try_kubectl(*told)
-        assert done.returncode, f"kubectl {' '.join(told)} is allowed:\n{done.stdout}"
+    for command in refused_commands(namespace):
+        done = namespace.user.try_kubectl(*command)
+        assert done.returncode, f"kubectl {' '.join(command)} is allowed:\n{done.stdout}"
         assert "forbidden" in done.stderr.lower(), done.stderr
     job.run_edl("delete", "--yes")
     assert job.leftovers() == []
@@ -194,9 +194,9 @@ def _uninstall_is_refused_under_another_team() -> None:
     before = inventory()
     refused = EDL.try_uninstall()
     assert refused.returncode, "it was uninstalled under another team"
-    said = refused.stdout + refused.stderr
-    assert f"namespace {install.SYSTEM}" in said, said
-    assert "ClusterRoles" in said, said
+    output = refused.stdout + refused.stderr
+    assert f"namespace {install.SYSTEM}" in output, output
+    assert "ClusterRoles" in output, output
     assert inventory() == before
     kubectl("delete", *stranger)
 
@@ -217,15 +217,15 @@ def test_a_whole_cluster_goes_from_kustomize_to_helm(namespace: Namespace) -> No
 
 
 def _take_a_cluster_over(namespace: Namespace) -> None:
-    taken = {"commonLabels": install.LABELS, "teams": [{"namespace": namespace.name}]}
-    refused = EDL.try_upgrade(taken, "--install", "--take-ownership")
+    values = {"commonLabels": install.LABELS, "teams": [{"namespace": namespace.name}]}
+    refused = EDL.try_upgrade(values, "--install", "--take-ownership")
     assert refused.returncode
     assert "conflict with" in refused.stderr, refused.stderr
-    done = EDL.try_upgrade(taken, "--install", "--take-ownership", "--force-conflicts")
+    done = EDL.try_upgrade(values, "--install", "--take-ownership", "--force-conflicts")
     assert done.returncode == 0, done.stderr
-    asked = edl("doctor", "--before-uninstall", EDL.name, "-n", EDL.namespace)
-    assert asked.returncode == 1
-    failed = [line for line in asked.stdout.splitlines() if line.startswith("FAIL")]
+    checked = edl("doctor", "--before-uninstall", EDL.name, "-n", EDL.namespace)
+    assert checked.returncode == 1
+    failed = [line for line in checked.stdout.splitlines() if line.startswith("FAIL")]
     named = {word.strip(",.:") for line in failed for word in line.split()}
     assert install.SYSTEM in named
     assert namespace.name not in named, "it is the release's own now"

@@ -76,8 +76,8 @@ def address(namespace: Namespace, name: str) -> str:
     """Of the pod, which runs then."""
 
     def find_address() -> str | None:
-        there = namespace.observer.pod(name)
-        return there["status"].get("podIP") if there is not None and phase(there) == "Running" else None
+        pod = namespace.observer.pod(name)
+        return pod["status"].get("podIP") if pod is not None and phase(pod) == "Running" else None
 
     return str(namespace.observer.wait_for(f"{name} runs", find_address))
 
@@ -96,14 +96,14 @@ def reachable_flows(
     tried: list[NetworkFlow], addresses: dict[str, str], team: Namespace, other: Namespace
 ) -> set[NetworkFlow]:
     """The flows that come through now."""
-    found: set[NetworkFlow] = set()
+    reached: set[NetworkFlow] = set()
     for source in PODS:
         own = [flow for flow in tried if flow.source == source]
-        asked = json.dumps([(addresses[flow.target], flow.port) for flow in own])
+        questions = json.dumps([(addresses[flow.target], flow.port) for flow in own])
         namespace = namespace_of(source, team, other)
-        answers = json.loads(namespace.kubectl("exec", source, "--", "python3", "-c", PROBE, asked))
-        found |= {flow for flow, answer in zip(own, answers, strict=True) if answer}
-    return found
+        answers = json.loads(namespace.kubectl("exec", source, "--", "python3", "-c", PROBE, questions))
+        reached |= {flow for flow, answer in zip(own, answers, strict=True) if answer}
+    return reached
 
 
 @pytest.fixture
@@ -136,9 +136,9 @@ def test_pods_reach_what_the_table_says(namespace_pair: tuple[Namespace, Namespa
     team.kubectl("apply", "-f", str(POLICIES))
     team.kubectl("patch", "networkpolicy", "edl-default-deny", "--type=json", "--patch", WHOLE_NAMESPACE)
     expected = {flow for flow in tried if TABLE.verdicts.get(flow, False)}
-    deadline, found = time.monotonic() + SECONDS, set(tried)
-    while found != expected and time.monotonic() < deadline:
-        found = reachable_flows(tried, addresses, team, other)
-    if found == set(tried) and target_site.delivery is not ImageDelivery.KIND:
+    deadline, reached = time.monotonic() + SECONDS, set(tried)
+    while reached != expected and time.monotonic() < deadline:
+        reached = reachable_flows(tried, addresses, team, other)
+    if reached == set(tried) and target_site.delivery is not ImageDelivery.KIND:
         pytest.skip("not enforced: this cluster's network does not enforce NetworkPolicies")
-    assert {str(flow) for flow in found} == {str(flow) for flow in expected}
+    assert {str(flow) for flow in reached} == {str(flow) for flow in expected}

@@ -46,9 +46,9 @@ _RIGHT = re.compile(r"^(?P<resource>\S+) +\[\] +\[\] +\[(?P<verbs>[a-z ]+)\]$")
 @pytest.fixture(scope="module")
 def namespace(target_site: TargetSite, job_images: JobImages) -> Iterator[Namespace]:
     """A namespace of a team. It enforces no Pod Security level: what is refused is refused by rights and policies."""
-    with namespaces.new_namespace(target_site, job_images, ARTIFACTS / "rights", volume=False) as found:
-        kubectl("label", "namespace", found.name, "pod-security.kubernetes.io/enforce=privileged", "--overwrite")
-        yield found
+    with namespaces.new_namespace(target_site, job_images, ARTIFACTS / "rights", volume=False) as opened:
+        kubectl("label", "namespace", opened.name, "pod-security.kubernetes.io/enforce=privileged", "--overwrite")
+        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -78,15 +78,15 @@ def master(namespace: Namespace, objects: RightsObjects) -> KubeClient:
 @pytest.fixture
 def patch_right(namespace: Namespace, objects: RightsObjects, master: KubeClient) -> Iterator[None]:
     """Somebody has given masters the right to patch Secrets."""
-    asked = merge(SECRETS.path(namespace.name, FOREIGN), {})
-    said = lambda wanted: lambda: send_request(master, asked)[0] == wanted or None  # noqa: E731 (bindings count soon, not at once)
+    patch = merge(SECRETS.path(namespace.name, FOREIGN), {})
+    answered = lambda wanted: lambda: send_request(master, patch)[0] == wanted or None  # noqa: E731 (bindings count soon, not at once)
     account = f"--serviceaccount={namespace.name}:{names.MASTER_ACCOUNT}"
     namespace.kubectl("create", "role", "patching", "--verb=patch", "--resource=secrets")
     namespace.kubectl("create", "rolebinding", "patching", "--role=patching", account)
-    namespace.observer.wait_for("only a policy refuses it", said(POLICY), 20)
+    namespace.observer.wait_for("only a policy refuses it", answered(POLICY), 20)
     yield
     namespace.kubectl("delete", "role,rolebinding", "patching")
-    namespace.observer.wait_for("masters may not patch Secrets", said(NO_RIGHT), 20)
+    namespace.observer.wait_for("masters may not patch Secrets", answered(NO_RIGHT), 20)
 
 
 # ---------------------------------------------------------------------- every right
@@ -98,26 +98,26 @@ def listed_rights(namespace: Namespace, account: str, *, other_namespace: str | 
     server["users"][0]["user"] = {"token": token(namespace, account)}
     file = namespace.folder / f"{account}.json"
     file.write_text(json.dumps(server))
-    said = run_program(
+    output = run_program(
         "kubectl", "auth", "can-i", "--list", "-n", other_namespace or namespace.name, env={"KUBECONFIG": str(file)}
     )
     file.unlink()
-    rows = [_RIGHT.match(line) for line in said.splitlines()[1:] if not line.startswith(" ")]
-    assert None not in rows, said
-    found: dict[str, set[str]] = {}
+    rows = [_RIGHT.match(line) for line in output.splitlines()[1:] if not line.startswith(" ")]
+    assert None not in rows, output
+    rights: dict[str, set[str]] = {}
     for row in rows:
         assert row is not None
-        found.setdefault(row["resource"], set()).update(row["verbs"].split())
-    return found
+        rights.setdefault(row["resource"], set()).update(row["verbs"].split())
+    return rights
 
 
 def documented_rights(*roles: str) -> dict[str, set[str]]:
     """What the page grants to whoever has these roles."""
-    found: dict[str, set[str]] = {}
+    rights: dict[str, set[str]] = {}
     for role in (*roles, rights_page.EVERYBODY):
         for resource, verbs in rights_page.rights()[role].items():
-            found.setdefault(resource, set()).update(verbs)
-    return found
+            rights.setdefault(resource, set()).update(verbs)
+    return rights
 
 
 @pytest.mark.parametrize(
@@ -145,13 +145,13 @@ def compare_rights(
     assert sorted(tried) == sorted(wanted), "the page and the tests have different rows"
     wrong = []
     for row, request in tried.items():
-        said, found, words = send_request(api, request)
-        if said != wanted[row]:
-            wrong.append(f"{row}: {said}, the page says {wanted[row]}. {words}")
-        if said == POLICY:
+        answer, returned, words = send_request(api, request)
+        if answer != wanted[row]:
+            wrong.append(f"{row}: {answer}, the page says {wanted[row]}. {words}")
+        if answer == POLICY:
             assert re.fullmatch(r".* denied request: [A-Z][^.]*(\.\w[^.]*)*\.", words), f"{row}: {words}"
-        if said == ALLOWED and request.method == "POST" and not request.query:
-            _take_back(admin, found)
+        if answer == ALLOWED and request.method == "POST" and not request.query:
+            _take_back(admin, returned)
     assert wrong == []
 
 
@@ -218,9 +218,9 @@ def test_who_may_patch_a_secret_can_read_it_whatever_policies_say(
 def test_who_may_delete_a_secret_is_shown_it_unless_a_policy_refuses(namespace: Namespace) -> None:
     """Hence no right to delete Secrets where the policies are not installed; for those they hold, see the tables."""
     namespace.api.create(rights_objects.secret("shown", None))
-    said, found, _ = send_request(namespace.api, delete_shown(SECRETS.path(namespace.name, "shown")))
-    assert said == ALLOWED
-    assert found["data"] == {"token": SECRET}
+    answer, returned, _ = send_request(namespace.api, delete_shown(SECRETS.path(namespace.name, "shown")))
+    assert answer == ALLOWED
+    assert returned["data"] == {"token": SECRET}
 
 
 # ---------------------------------------------------------------------- who is held, and who is not
@@ -234,11 +234,11 @@ def test_whoever_is_bound_to_the_role_is_held_until_secrets_are_theirs_to_read(
         acting_as(namespace.api, "ada"),
         user_requests.user_requests(objects)["a pod with a foreign Secret: volume"],
     )
-    said = lambda wanted: lambda: send_request(ada, foreign)[0] == wanted or None  # noqa: E731 (bindings count soon, not at once)
+    answered = lambda wanted: lambda: send_request(ada, foreign)[0] == wanted or None  # noqa: E731 (bindings count soon, not at once)
     namespace.kubectl("create", "rolebinding", "ada", f"--clusterrole={ACCOUNT}", "--user=ada")
-    namespace.observer.wait_for("ada is held", said(POLICY), 20)
+    namespace.observer.wait_for("ada is held", answered(POLICY), 20)
     namespace.kubectl("create", "rolebinding", "ada-edits", "--clusterrole=edit", "--user=ada")
-    namespace.observer.wait_for("ada is held no more", said(ALLOWED), 20)
+    namespace.observer.wait_for("ada is held no more", answered(ALLOWED), 20)
     namespace.api.delete(PODS, "tried", grace=0)
 
 
@@ -264,9 +264,12 @@ def test_a_quota_counts_pods_without_a_class_and_so_those_whom_no_policy_holds(n
         apply(quota)
         namespace.kubectl("wait", "--for=jsonpath={.status.used}", f"resourcequota/{name}", "--timeout=30s")
     try:
-        for name, told in (("low", "exceeded quota: edl-low"), ("without-class", "exceeded quota: edl-without-class")):
+        for name, refusal in (
+            ("low", "exceeded quota: edl-low"),
+            ("without-class", "exceeded quota: edl-without-class"),
+        ):
             fields = {} if name == "low" else {"priorityClassName": ""}
-            with pytest.raises(QuotaExceededError, match=told):
+            with pytest.raises(QuotaExceededError, match=refusal):
                 [namespace.api.create(rights_objects.pod(f"{name}-{index}", **fields)) for index in range(2)]
     finally:
         namespace.kubectl("delete", "resourcequotas", "--all")
@@ -293,8 +296,8 @@ def from_kustomize(other_namespace: str) -> None:
     refused = release.try_upgrade(values, "--install", "--take-ownership")
     assert refused.returncode
     assert "conflict with" in refused.stderr, refused.stderr
-    taken = release.try_upgrade(values, "--install", "--take-ownership", "--force-conflicts")
-    assert taken.returncode == 0, taken.stderr
+    forced = release.try_upgrade(values, "--install", "--take-ownership", "--force-conflicts")
+    assert forced.returncode == 0, forced.stderr
     owners = json.loads(kubectl("-n", other_namespace, "get", "rolebindings,networkpolicies", "-o", "json"))["items"]
     assert {each["metadata"]["annotations"]["meta.helm.sh/release-name"] for each in owners} == {"edl-team"}
     release.upgrade(values)
@@ -330,9 +333,9 @@ def test_the_doctor_finds_the_policies_and_pulls_with_the_priority_of_workers(na
     """What `helm test` runs."""
     done = namespace.user.edl("doctor", "--image", namespace.images.submitter, "--json")
     assert done.returncode == 0, done.stdout + done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [each["level"] for each in found if each["about"] in ("namespace", "admission")] == ["WARN", "OK", "OK"]
-    assert [each["text"] for each in found if each["about"] == "images"] == [
+    findings = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [each["level"] for each in findings if each["about"] in ("namespace", "admission")] == ["WARN", "OK", "OK"]
+    assert [each["text"] for each in findings if each["about"] == "images"] == [
         f"{namespace.images.submitter} was pulled, and its container started"
     ]
     low = lambda change: change.object["spec"].get("priorityClassName") == "low"  # noqa: E731

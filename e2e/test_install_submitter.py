@@ -79,7 +79,7 @@ class TrainingRelease:
 
     def submitter(self, *, other_than: str = "") -> Manifest:
         """The submitter's pod that runs, when there is one."""
-        found = lambda: next(  # noqa: E731
+        find_running = lambda: next(  # noqa: E731
             (
                 pod
                 for pod in self.submitters()
@@ -87,7 +87,7 @@ class TrainingRelease:
             ),
             None,
         )
-        return self.job.wait_for("a submitter runs", found)
+        return self.job.wait_for("a submitter runs", find_running)
 
     def wait_for_end(self) -> str:
         """Waits until the submitter's Job has ended: ``Complete`` or ``FailureHandler``."""
@@ -128,9 +128,9 @@ def small_spec(namespace: Namespace, name: str, *, seconds: float, **fields: Any
 
 def masters(training: TrainingRelease) -> list[Manifest]:
     """Every master Job that there ever was, by uid."""
-    made = (change for change in training.namespace.observer.changes(JOBS) if change.type == ADDED)
-    found = {change.uid: change.object for change in made if change.labels.get(names.ROLE_LABEL) == "master"}
-    return list(found.values())
+    added = (change for change in training.namespace.observer.changes(JOBS) if change.type == ADDED)
+    jobs_by_uid = {change.uid: change.object for change in added if change.labels.get(names.ROLE_LABEL) == "master"}
+    return list(jobs_by_uid.values())
 
 
 def test_a_release_runs_a_job_to_its_end(namespace: Namespace) -> None:
@@ -162,8 +162,8 @@ def test_a_job_that_fails_fails_its_release(namespace: Namespace) -> None:
     assert done.returncode != 0, done.stdout
     assert training.wait_for_end() == "Failed"
     assert len(masters(training)) == 1, "a job that failed is not submitted again"
-    (said,) = {container(pod)["state"]["terminated"]["exitCode"] for pod in training.submitters()}
-    assert said == 1
+    (exit_code,) = {container(pod)["state"]["terminated"]["exitCode"] for pod in training.submitters()}
+    assert exit_code == 1
     training.release.uninstall()
     training.wait_left()
 
@@ -241,14 +241,14 @@ def test_a_schedule_starts_a_job(namespace: Namespace) -> None:
     training = TrainingRelease.write_release(namespace, "nightly", small_spec(namespace, "nightly", seconds=2))
     done = training.install(schedule="* * * * *", successfulJobsHistoryLimit=0)
     assert done.returncode == 0, done.stdout + done.stderr
-    seen = training.job.wait_for("the first job", lambda: masters(training) or None, 60 + START_SECONDS)
-    name = seen[0]["metadata"]["labels"][names.JOB_LABEL]
+    submitted = training.job.wait_for("the first job", lambda: masters(training) or None, 60 + START_SECONDS)
+    name = submitted[0]["metadata"]["labels"][names.JOB_LABEL]
     assert name.startswith("nightly-")
     assert name.removeprefix("nightly-").isdecimal()
     complete = lambda: any(  # noqa: E731
         condition(change.object, "Complete") for change in namespace.observer.changes(JOBS) if change.uid == uid
     )
-    uid = seen[0]["metadata"]["uid"]
+    uid = submitted[0]["metadata"]["uid"]
     training.job.wait_for("it is done", lambda: complete() or None, END_SECONDS)
     first = ClusterJob(namespace, name, training.job.file)
     first.wait_removed(90)
@@ -267,8 +267,10 @@ def test_values_that_are_kept_keep_their_nulls(make_namespace: MakeNamespace) ->
     done = training.release.try_upgrade({"train": {"epochs": 7}}, "--reset-then-reuse-values")
     assert done.returncode == 0, done.stdout + done.stderr
     pages = lambda: namespace.observer.config_map_data("nightly-submit").get(names.SPEC_KEY)  # noqa: E731
-    kept = training.job.wait_for("the change", lambda: text if '"epochs":7' in (text := pages() or "") else None, 10)
-    spec = load_job_text(kept, "the ConfigMap")
+    spec_text = training.job.wait_for(
+        "the change", lambda: text if '"epochs":7' in (text := pages() or "") else None, 10
+    )
+    spec = load_job_text(spec_text, "the ConfigMap")
     assert (spec.checkpoint, spec.export, spec.train.epochs) == (None, None, 7)
     assert spec.train.minibatch_size == training.job.spec["train"]["minibatch_size"]
 

@@ -68,15 +68,15 @@ def test_master_pod_goes(namespace: Namespace, undisturbed: Callable[[int], Undi
     job = start_training(namespace, how)
     name, before = job.master()["metadata"]["name"], job.status()["incarnation"]
     run = check_adopted(job, before, undisturbed, lambda: DELETIONS[how](namespace, name))
-    told = namespace.observer.first_change(
+    deletion = namespace.observer.first_change(
         lambda change: change.name == name and (change.being_deleted or change.type == DELETED)
     )
-    assert told is not None
+    assert deletion is not None
     successor, started = containers(run.folder, "master-0")[-1]
     assert successor != name
     idle = longest_pause(run.folder, after=started)
     figures.record_duration("master_deleted", idle.ended_at - started, how=how)
-    figures.record_duration("master_back_off", started - told.happened_at, how=how)
+    figures.record_duration("master_back_off", started - deletion.happened_at, how=how)
     figures.record_duration("workers_idle", idle.seconds, how=how)
 
 

@@ -51,18 +51,18 @@ def test_a_job_from_its_pods_to_its_removal(namespace: Namespace) -> None:
 
 def _is_bounded(pod: Manifest, size: str) -> None:
     for container in pod["spec"]["containers"]:
-        asked, most = (
+        requested, most = (
             parse_quantity(container["resources"][kind]["ephemeral-storage"]) for kind in ("requests", "limits")
         )
-        assert 0 < asked <= most == parse_quantity(size), pod["metadata"]["name"]
+        assert 0 < requested <= most == parse_quantity(size), pod["metadata"]["name"]
 
 
 def _is_for_its_group(job: ClusterJob) -> None:
     """Others who use the volume read nothing of it; the value of a Secret stands in none of its files."""
     folder = f"{MOUNT}{STORAGE}/{job.namespace.name}/{job.name}/{job.uid}"
-    said = in_container(job.namespace, READER, "stat", "-c", "%a %u %g", folder, f"{folder}/spec.json")
+    modes = in_container(job.namespace, READER, "stat", "-c", "%a %u %g", folder, f"{folder}/spec.json")
     user = job.spec.get("security", {}).get("run_as", {"user": 1000, "group": 1000})
     whose = f"{user['user']} {user['group']}"
-    assert said.splitlines() == [f"750 {whose}", f"640 {whose}"]
-    found = in_container(job.namespace, READER, "sh", "-c", f"grep -rl {VALUE} {folder} || true")
-    assert found == ""
+    assert modes.splitlines() == [f"750 {whose}", f"640 {whose}"]
+    leaks = in_container(job.namespace, READER, "sh", "-c", f"grep -rl {VALUE} {folder} || true")
+    assert leaks == ""

@@ -84,11 +84,11 @@ def test_workers_count_a_table_as_one_process_does(namespace: Namespace) -> None
     job.submit()
     assert job.wait_end() == "Complete", job.page("failure.json")
 
-    found = json.loads((FetchedRun.fetch_run(job).folder / "statistics" / "statistics.json").read_text())
+    statistics = json.loads((FetchedRun.fetch_run(job).folder / "statistics" / "statistics.json").read_text())
     expected = json.loads(run_program(EDL, "data", "stats", trips / "trips.csv", "--json"))
-    assert found["records"] == expected["records"] == rows
-    assert [column["name"] for column in found["columns"]] == ["zone", "fare", "shift"]
+    assert statistics["records"] == expected["records"] == rows
+    assert [column["name"] for column in statistics["columns"]] == ["zone", "fare", "shift"]
     exact = ("name", "count", "missing", "min", "max", "distinct")
-    for one, other in zip(found["columns"], expected["columns"], strict=True):
+    for one, other in zip(statistics["columns"], expected["columns"], strict=True):
         assert [one.get(key) for key in exact] == [other.get(key) for key in exact]
         assert one.get("mean") == pytest.approx(other.get("mean"))

@@ -81,11 +81,11 @@ def test_a_node_is_drained(namespace: Namespace, undisturbed: Undisturbed) -> No
     job.wait_training(workers=2)
     job.wait_step(100)
     node, (name, uid) = node_of(job, Role.PS), next(iter(job.ps_uids().items()))
-    there = [index for index in job.training_workers() if node_of(job, Role.WORKER, index) == node]
+    drained_indices = [index for index in job.training_workers() if node_of(job, Role.WORKER, index) == node]
     try:
         selector = f"--pod-selector=edl.dev/job={job.name},edl.dev/role in (ps,worker)"
         kubectl("drain", node, "--delete-emptydir-data", "--timeout=60s", selector)
-        for index in there:
+        for index in drained_indices:
             change = job.first_change(
                 lambda change, index=index: change.name == job.pod_name(Role.WORKER, index) and change.being_deleted
             )
@@ -119,13 +119,13 @@ def test_a_ps_on_a_lost_node_is_replaced_as_soon_as_the_cluster_notices(make_nam
     with lose_node(job.namespace.site.faults, dead):
         job.wait_for("the job says that it waits", lambda: _stall_reason(job), DEAD_SECONDS)
         with ThreadPoolExecutor() as people:  # all the time: a few seconds later it waits for the successor
-            said = [
+            answers = [
                 people.submit(_is_said, job, dead, *command)
                 for command in (["list"], ["status", job.name], ["why", job.name])
             ]
             job.wait_for("the cluster has noticed", lambda: _is_unready(job, ps, dead), DEAD_SECONDS)
             noticed = time.monotonic()
-            assert all("talled" in (text := each.result()) and "ps-0" in text for each in said)
+            assert all("talled" in (text := each.result()) and "ps-0" in text for each in answers)
         job.wait_for("the PS is back elsewhere", lambda: _has_moved(job, ps, dead), REPLACED_SECONDS)
         job.wait_more_steps(1, REPLACED_SECONDS)
         assert time.monotonic() - noticed < allowed_seconds(REPLACED_SECONDS)

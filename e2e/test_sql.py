@@ -47,8 +47,8 @@ def try_submit(
 ) -> tuple[ClusterJob, Done]:
     """``edl sql --submit`` with a data scientist's rights; it returns when the master has started."""
     job = write_job(namespace, name)
-    given = ("--job-file", job.file, "--database", database, "--yes", "--detach", *options)
-    return job, namespace.user.edl("sql", statement, "--submit", *given, seconds=300)
+    arguments = ("--job-file", job.file, "--database", database, "--yes", "--detach", *options)
+    return job, namespace.user.edl("sql", statement, "--submit", *arguments, seconds=300)
 
 
 def submit(namespace: Namespace, database: str, statement: str, name: str, *options: str) -> ClusterJob:
@@ -187,8 +187,8 @@ def test_a_module_of_ones_own_is_explained_and_removed(namespace: Namespace) -> 
 
     def run(statement: str) -> str:
         """A statement that is waited for; what the command prints."""
-        given = ("--submit", "--job-file", write_job(namespace, "other").file, "--database", database, "--yes")
-        done = namespace.user.edl("sql", statement, *given, seconds=300)
+        arguments = ("--submit", "--job-file", write_job(namespace, "other").file, "--database", database, "--yes")
+        done = namespace.user.edl("sql", statement, *arguments, seconds=300)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

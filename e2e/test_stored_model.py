@@ -49,8 +49,8 @@ def lose_worker(job: ClusterJob, doing: str) -> None:
 
     def busy() -> list[int] | None:
         status = job.status()
-        found = [worker["index"] for worker in status.get("workers", ()) if worker["state"] == doing]
-        return found if found and status["records_done"] else None
+        indices = [worker["index"] for worker in status.get("workers", ()) if worker["state"] == doing]
+        return indices if indices and status["records_done"] else None
 
     index = job.wait_for(f"a worker that is {doing}", busy)[0]
     delete_pod(job.namespace, job.pod_name(Role.WORKER, index))

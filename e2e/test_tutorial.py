@@ -100,33 +100,35 @@ def _measure_deletion(job: ClusterJob, deleted: ObjectChange) -> None:
 
 def _measure_preemption(job: ClusterJob, other: Namespace, service: set[str]) -> None:
     """From the moment in which workers are told to go to the last service pod's place on a node."""
-    told: dict[str, float] = {}
+    preempted_at: dict[str, float] = {}
     for change in job.namespace.observer.changes():
         if _is_preempted(change):
-            told.setdefault(change.name, change.happened_at)
+            preempted_at.setdefault(change.name, change.happened_at)
     placed = [
         min(c.happened_at for c in other.observer.changes() if c.name == name and condition(c.object, "PodScheduled"))
         for name in service
     ]
-    figures.record_duration("preemption_wait", max(placed) - min(told.values()), pods=len(service), workers=len(told))
+    figures.record_duration(
+        "preemption_wait", max(placed) - min(preempted_at.values()), pods=len(service), workers=len(preempted_at)
+    )
 
 
 def _is_preempted(change: ObjectChange) -> bool:
-    found = condition(change.object, "DisruptionTarget")
-    return change.being_deleted and found is not None and found["reason"] == "PreemptionByScheduler"
+    disruption = condition(change.object, "DisruptionTarget")
+    return change.being_deleted and disruption is not None and disruption["reason"] == "PreemptionByScheduler"
 
 
 def _measure_growth(job: ClusterJob, other: Namespace, run: FetchedRun) -> None:
     """The workers that got the room back: from PodScheduled to the first step, less what nobody can save."""
     changes = other.observer.changes()
-    told = min(change.happened_at for change in changes if change.being_deleted)
+    deleted_at = min(change.happened_at for change in changes if change.being_deleted)
     freed = min(change.happened_at for change in changes if _has_room_freed(change))
     grown = 0
     for index, done in steps(run.folder).items():
         placed = job.first_change(
             lambda c, i=index: _is_worker(c, job, i) and condition(c.object, "PodScheduled") is not None
         )
-        if placed is None or placed.happened_at < told or not done:
+        if placed is None or placed.happened_at < deleted_at or not done:
             continue
         grown += 1
         _, started = containers(run.folder, f"worker-{index}")[-1]

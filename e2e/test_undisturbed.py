@@ -12,8 +12,8 @@ from e2e.baseline import CAP, UndisturbedBaseline
 @pytest.mark.parametrize("workers", [2, 4])
 def test_the_comparison_would_see_lost_updates(undisturbed: Callable[[int], UndisturbedBaseline], workers: int) -> None:
     """A tenth fewer updates are not within noise, and a run without training (2.3) even less."""
-    found = undisturbed(workers)
-    assert not found.noise.allows(found.loss_with_fewer_updates), (
-        f"{found.loss_with_fewer_updates:.4f} would pass for {found.noise}"
+    baseline = undisturbed(workers)
+    assert not baseline.noise.allows(baseline.loss_with_fewer_updates), (
+        f"{baseline.loss_with_fewer_updates:.4f} would pass for {baseline.noise}"
     )
-    assert abs(found.loss_with_fewer_updates - fmean(found.noise.values)) > CAP
+    assert abs(baseline.loss_with_fewer_updates - fmean(baseline.noise.values)) > CAP

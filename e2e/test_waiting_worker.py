@@ -24,12 +24,12 @@ def test_a_waiting_worker_gets_the_records(namespace: Namespace) -> None:
     delete_pod(namespace, job.pod_name(Role.WORKER, lost))
     job.wait_for("the lost worker is gone", lambda: lost not in job.workers() or None)
     _, run = finish_and_count(job, lost=1, epochs=1)
-    told = run.first_event("role_leaving", role="worker", index=lost)["time"]
+    lost_at = run.first_event("role_leaving", role="worker", index=lost)["time"]
     returned = run.first_event("records_returned", worker=lost)
     same = {name: returned[name] for name in ("source", "start", "end")}
-    figures.record_duration("records_returned", returned["time"] - told)
+    figures.record_duration("records_returned", returned["time"] - lost_at)
     figures.record_duration(
-        "records_leased", run.first_event("records_leased", after=returned["time"], **same)["time"] - told
+        "records_leased", run.first_event("records_leased", after=returned["time"], **same)["time"] - lost_at
     )
 
 

@@ -36,10 +36,12 @@ class TrainingPause:
 
 def steps(run: Path) -> Mapping[int, Sequence[float]]:
     """When each worker completed its steps, by index."""
-    found = {}
+    step_times = {}
     for log in (run / "logs").glob("worker-*.log"):
-        found[int(log.stem.rpartition("-")[2])] = [float(at) for at in _STEP.findall(log.read_text(errors="replace"))]
-    return found
+        step_times[int(log.stem.rpartition("-")[2])] = [
+            float(at) for at in _STEP.findall(log.read_text(errors="replace"))
+        ]
+    return step_times
 
 
 def longest_pause(run: Path, after: float) -> TrainingPause:
@@ -47,7 +49,7 @@ def longest_pause(run: Path, after: float) -> TrainingPause:
 
     That is: it ended after the moment and began before workers can have used up the leases that they hold ahead.
     """
-    every = sorted(at for found in steps(run).values() for at in found)
+    every = sorted(at for moments in steps(run).values() for at in moments)
     pauses = [TrainingPause(one, two) for one, two in pairwise(every) if two > after and one < after + AHEAD_SECONDS]
     assert pauses, f"no step after {after}"
     return max(pauses, key=lambda pause: pause.seconds)
@@ -55,9 +57,9 @@ def longest_pause(run: Path, after: float) -> TrainingPause:
 
 def import_seconds(run: Path, worker: int) -> float:
     """How long a worker's TensorFlow took to import."""
-    found = _IMPORTED.findall((run / "logs" / f"worker-{worker}.log").read_text(errors="replace"))
-    assert found, f"worker-{worker} does not say how long its import took"
-    return float(found[-1])
+    durations = _IMPORTED.findall((run / "logs" / f"worker-{worker}.log").read_text(errors="replace"))
+    assert durations, f"worker-{worker} does not say how long its import took"
+    return float(durations[-1])
 
 
 def containers(run: Path, log: str) -> list[tuple[str, float]]:

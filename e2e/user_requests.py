@@ -140,10 +140,10 @@ def _pods(at: RightsObjects) -> Iterator[tuple[str, ApiRequest]]:
     def pod_request(
         name: str = "tried", *, dry_run: bool = False, owned: bool = True, of: str = OWN, **spec: Any
     ) -> ApiRequest:
-        made = at.worker(name, of, **spec)
+        manifest = at.worker(name, of, **spec)
         if not owned:
-            del made["metadata"]["ownerReferences"]
-        return create(at.namespace, made, dry_run=dry_run)
+            del manifest["metadata"]["ownerReferences"]
+        return create(at.namespace, manifest, dry_run=dry_run)
 
     yield "a pod of a Job", pod_request()
     yield "a pod of nobody", pod_request(owned=False)
@@ -175,23 +175,23 @@ _ACCOUNTS = {
 
 
 def _jobs(at: RightsObjects) -> Iterator[tuple[str, ApiRequest]]:
-    made = _job_maker(at)
+    make_job = _job_maker(at)
     tried, as_master = names.object_labels("tried", Role.MASTER), {"serviceAccountName": names.MASTER_ACCOUNT}
-    yield "a Job", made()
-    yield "a Job of a submitter", made(serviceAccountName="edl-data-scientist")
+    yield "a Job", make_job()
+    yield "a Job of a submitter", make_job(serviceAccountName="edl-data-scientist")
     yield "a Job of a master", create(at.namespace, rights_objects.master_job("tried", **token_of("tried")))
-    yield "a Job under no account", made(serviceAccountName="")
-    yield "a Job under another account", made(serviceAccountName=STRANGER)
-    yield "a Job under the account of masters that is none", made(**as_master)
+    yield "a Job under no account", make_job(serviceAccountName="")
+    yield "a Job under another account", make_job(serviceAccountName=STRANGER)
+    yield "a Job under the account of masters that is none", make_job(**as_master)
     other = rights_objects.job(names.master_name("tried"), tried, names.object_labels(OTHER, Role.MASTER), **as_master)
     yield "a Job of a master of another job than its label says", create(at.namespace, other)
-    yield "a Job of another PriorityClass", made(priorityClassName=OTHER_CLASS)
-    yield "a Job with the token of its job", made(**token_of(OWN))
-    yield "a Job with the token of another job", made(**token_of(OTHER))
+    yield "a Job of another PriorityClass", make_job(priorityClassName=OTHER_CLASS)
+    yield "a Job with the token of its job", make_job(**token_of(OWN))
+    yield "a Job with the token of another job", make_job(**token_of(OTHER))
     for way, spec in secret_uses(FOREIGN).items():
-        yield f"a Job with a foreign Secret: {way}", made(**spec)
+        yield f"a Job with a foreign Secret: {way}", make_job(**spec)
     for what, spec in host_accesses().items():
-        yield f"a Job with {what}", made(**spec)
+        yield f"a Job with {what}", make_job(**spec)
     many = rights_objects.master_job("tried")
     many["spec"]["parallelism"] = 2
     yield "a Job of a master with two pods at once", create(at.namespace, many)

@@ -34,9 +34,9 @@ def wait_until(
     bound = allowed_seconds(seconds)
     end = time.monotonic() + bound
     while True:
-        found = condition()
-        if found is not None and found is not False:
-            return found
+        result = condition()
+        if result is not None and result is not False:
+            return result
         if time.monotonic() > end:
             raise NotSeenError(f"{what}: not within {bound:.0f} s\n{seen()}")
         time.sleep(POLL_SECONDS)
