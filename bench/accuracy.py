@@ -28,8 +28,8 @@ def edl_accuracy(digits: DigitsFolder, epochs: int, seed: int) -> float:
     train = {"epochs": epochs, "seed": seed, "minibatches_per_task": 16}
     data = {"training": str(digits.training_folder), "validation": str(digits.held_back)}
     with JobProcess(digits.job("accuracy", train=train, data=data), cwd=digits.folder) as run:
-        found: float = run.summary(300.0)["metrics"]["accuracy"]
-    return found
+        accuracy: float = run.summary(300.0)["metrics"]["accuracy"]
+    return accuracy
 
 
 def keras_accuracies(digits: DigitsFolder, epochs: int, seeds: list[int]) -> list[float]:
@@ -37,8 +37,8 @@ def keras_accuracies(digits: DigitsFolder, epochs: int, seeds: list[int]) -> lis
     arguments = ["--epochs", str(epochs), "--held-back", str(digits.held_back), "--seeds", *map(str, seeds)]
     command = [sys.executable, str(FIT), str(digits.training_folder), *arguments]
     ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    found: list[float] = json.loads(ran.stdout)["accuracy"]
-    return found
+    accuracies: list[float] = json.loads(ran.stdout)["accuracy"]
+    return accuracies
 
 
 def measure(arguments: argparse.Namespace) -> ScriptResult:
@@ -54,15 +54,15 @@ def measure(arguments: argparse.Namespace) -> ScriptResult:
 
 def figures(ours: list[float], theirs: list[float]) -> tuple[BenchFigure, ...]:
     behind = POINT * (fmean(theirs) - fmean(ours))
-    found = [
+    bench_figures = [
         BenchFigure("held-back digits: accuracy behind plain Keras, mean over seeds", behind, "points", 1.0),
         BenchFigure("held-back digits: accuracy, EDL", POINT * fmean(ours), "%"),
         BenchFigure("held-back digits: accuracy, plain Keras", POINT * fmean(theirs), "%"),
     ]
     if len(ours) > 1:
-        found.append(BenchFigure("standard deviation over seeds, EDL", POINT * stdev(ours), "points"))
-        found.append(BenchFigure("standard deviation over seeds, plain Keras", POINT * stdev(theirs), "points"))
-    return tuple(found)
+        bench_figures.append(BenchFigure("standard deviation over seeds, EDL", POINT * stdev(ours), "points"))
+        bench_figures.append(BenchFigure("standard deviation over seeds, plain Keras", POINT * stdev(theirs), "points"))
+    return tuple(bench_figures)
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -98,8 +98,8 @@ def tune_pieces(contestant: Contestant) -> Contestant:
         return contestant.reduction_seconds(measure, pieces=pieces, warm=min(warm, 50), count=min(count, 300))
 
     pieces = {measure: min(PIECES, key=partial(tried_seconds, measure)) for measure in MEASURES}
-    found = ", ".join(f"{measure} {count}" for measure, count in pieces.items())
-    print_progress(f"{contestant.name} is fastest with so many concurrent pieces: {found}")
+    fastest = ", ".join(f"{measure} {count}" for measure, count in pieces.items())
+    print_progress(f"{contestant.name} is fastest with so many concurrent pieces: {fastest}")
     return replace(contestant, pieces=pieces)
 
 

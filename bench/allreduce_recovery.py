@@ -169,12 +169,12 @@ def change_world(run: JobProcess, times: Path) -> WorldChange:
     time.sleep(SETTLE_SECONDS)
     victim = min(pids)
     survivors = [pid for index, pid in pids.items() if index != victim]
-    seen = len(run.lines)
+    lines_before = len(run.lines)
     killed = run.send("worker", victim, SIGKILL)
-    exited = run.wait_event("role_ended", after=seen, role="worker", index=victim)["time"]
-    successor: int = run.wait_event("role_started", after=seen, role="worker")["pid"]
+    exited = run.wait_event("role_ended", after=lines_before, role="worker", index=victim)["time"]
+    successor: int = run.wait_event("role_started", after=lines_before, role="worker")["pid"]
     # It follows the steps of the others before that.
-    joined = run.wait_event("world_changed", after=seen, workers=WORKERS)["time"]
+    joined = run.wait_event("world_changed", after=lines_before, workers=WORKERS)["time"]
     time.sleep(AROUND_SECONDS)
     wait_for_steps(times, [*survivors, successor], joined + AROUND_SECONDS)
     steps = [read_step_times(times, pid) for pid in survivors]
@@ -271,7 +271,7 @@ def measure(arguments: argparse.Namespace) -> ScriptResult:
             model.name: edl_changes(model, Path(folder), arguments.rounds) for model in (ARRAYS, TENSORFLOW, LARGE)
         }
         torchrun = [] if skipped else torchrun_seconds(Path(folder), arguments.rounds)
-    details = {name: [vars(change) for change in found] for name, found in changes.items()}
+    details = {name: [vars(change) for change in model_changes] for name, model_changes in changes.items()}
     return ScriptResult(
         "allreduce_recovery",
         tuple(figures(changes, torchrun)),
@@ -297,15 +297,15 @@ def figures(changes: dict[str, list[WorldChange]], torchrun: list[float]) -> Ite
     yield BenchFigure(name, usual, "ms", 250.0, aim=step)
     beside.append(BenchFigure(f"{name}, slowest of {len(changes[LARGE.name])}", slowest, "ms"))
     for model in (ARRAYS, TENSORFLOW, LARGE):
-        found = changes[model.name]
+        model_changes = changes[model.name]
         name = f"AllReduce, {model.name}:"
-        beside.append(BenchFigure(f"{name} a median step", 1e3 * median(each.step for each in found), "ms"))
-        exited = 1e3 * median(each.exited for each in found)
+        beside.append(BenchFigure(f"{name} a median step", 1e3 * median(each.step for each in model_changes), "ms"))
+        exited = 1e3 * median(each.exited for each in model_changes)
         beside.append(BenchFigure(f"{name} from SIGKILL to the end of the process", exited, "ms"))
         if model is not LARGE:
-            joined = 1e3 * median(each.joined for each in found)
+            joined = 1e3 * median(each.joined for each in model_changes)
             beside.append(BenchFigure(f"{name} a worker joins, longest gap less a median step", joined, "ms"))
-        starting = 1e3 * median(each.starting for each in found)
+        starting = 1e3 * median(each.starting for each in model_changes)
         beside.append(BenchFigure(f"{name} longest gap less a median step while a new worker starts", starting, "ms"))
     if torchrun:
         name = f"`torchrun`, 1 of {WORKERS} workers SIGKILLed, a step of 10 ms: next step, beyond a step's time"

@@ -142,14 +142,14 @@ def figures(rates: dict[str, list[Rates]]) -> Iterator[BenchFigure]:
     """Ratios are medians of ratios within a round."""
     for model, rounds in rates.items():
         for side, limit, aim in ((PEER, 1.2, 1.6), (LIMIT, 0.85, 0.95)):
-            ratio = median(taken["EDL"] / taken[side] for taken in rounds)
+            ratio = median(round_rates["EDL"] / round_rates[side] for round_rates in rounds)
             name = f"AllReduce, 2 workers, {TITLES[model]}: samples/s, of {side}'s"
             if side == LIMIT:
                 name = f"AllReduce, 2 workers, {TITLES[model]}: samples/s, of {side}"
             yield BenchFigure(name, ratio, "x", limit, at_least=True, aim=aim)
     for model, rounds in rates.items():
         for side in ("EDL", LIMIT, PEER):
-            rate = median(taken[side] for taken in rounds)
+            rate = median(round_rates[side] for round_rates in rounds)
             yield BenchFigure(f"AllReduce, 2 workers, {TITLES[model]}: {side}", rate, "samples/s")
 
 

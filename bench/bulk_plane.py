@@ -81,10 +81,10 @@ def serve_bare(address: str, pipe: Connection) -> None:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             head = memoryview(bytearray(HEAD.size))
             while receive_into(connection, head):
-                there, back = HEAD.unpack(head)
-                receive_into(connection, slab[:there])
+                request_size, response_size = HEAD.unpack(head)
+                receive_into(connection, slab[:request_size])
                 connection.sendall(head)
-                connection.sendall(slab[:back])
+                connection.sendall(slab[:response_size])
     pipe.recv()
 
 
@@ -153,19 +153,19 @@ PLANES = {"bulk": (serve_bulk, bulk_calls), "bare": (serve_bare, bare_calls), "g
 
 
 def measure(call: Call, exchange: tuple[int, int], seconds: float) -> dict[str, float]:
-    there, back = exchange
-    body = memoryview(bytearray(LARGE))[:there]
-    call(body, back)
+    request_size, response_size = exchange
+    body = memoryview(bytearray(LARGE))[:request_size]
+    call(body, response_size)
     took: list[float] = []
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         begun = time.perf_counter()
-        call(body, back)
+        call(body, response_size)
         took.append(time.perf_counter() - begun)
     median = statistics.median(took)
     return {
         "round_trip_us": round(median * 1e6, 1),
-        "gb_per_second": round((there + back) / median / 1e9, 3),
+        "gb_per_second": round((request_size + response_size) / median / 1e9, 3),
         "round_trips": len(took),
     }
 
@@ -189,12 +189,12 @@ def measure_planes(arguments: argparse.Namespace) -> ScriptResult:
     rounds = []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(arguments.rounds):
-            taken: dict[str, Taken] = {plane: {} for plane in PLANES}
+            results: dict[str, Taken] = {plane: {} for plane in PLANES}
             for kind in ("tcp", "unix"):
                 for plane in PLANES:
                     address = f"unix:{folder}/{plane}-{number}" if kind == "unix" else "127.0.0.1:0"
-                    taken[plane][kind] = run_plane(plane, address, arguments.seconds)
-            rounds.append(taken)
+                    results[plane][kind] = run_plane(plane, address, arguments.seconds)
+            rounds.append(results)
             print_progress(f"round {number + 1} of {arguments.rounds}")
     return ScriptResult("bulk_plane", tuple(figures(rounds)), {"rounds": rounds})
 
@@ -203,12 +203,12 @@ def figures(rounds: list[dict[str, Taken]]) -> Iterator[BenchFigure]:
     """The shares of bare TCP, each the median of ratios of one round; then what matters to training on one machine."""
 
     def median_value(plane: str, kind: str, exchange: str, name: str) -> float:
-        return statistics.median(taken[plane][kind][exchange][name] for taken in rounds)
+        return statistics.median(results[plane][kind][exchange][name] for results in rounds)
 
     for exchange in ("push", "pull"):
         shares = [
-            taken["bare"]["tcp"][exchange]["round_trip_us"] / taken["bulk"]["tcp"][exchange]["round_trip_us"]
-            for taken in rounds
+            results["bare"]["tcp"][exchange]["round_trip_us"] / results["bulk"]["tcp"][exchange]["round_trip_us"]
+            for results in rounds
         ]
         name = f"bulk plane: {exchange} of 16 MB, of a bare TCP socket's bandwidth"
         yield BenchFigure(name, statistics.median(shares), "x", 0.85, at_least=True, aim=0.95)

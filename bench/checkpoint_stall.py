@@ -77,21 +77,21 @@ def run_job(folder: Path, rows: int, every: int, count: int) -> tuple[list[Saved
 
 def measure(given: argparse.Namespace) -> ScriptResult:
     with TemporaryDirectory(prefix="edl-bench-") as name:
-        found, details = large_table(Path(name), given)
+        stall_figures, details = large_table(Path(name), given)
         more, details["joining"] = joining.measure(Path(name), given.rounds)
-    return ScriptResult("checkpoint_stall", (*found, *more), details)
+    return ScriptResult("checkpoint_stall", (*stall_figures, *more), details)
 
 
 def large_table(folder: Path, given: argparse.Namespace) -> tuple[tuple[BenchFigure, ...], dict[str, Any]]:
     """Figures, and what is behind them."""
-    with step_logs() as kept:
+    with step_logs() as log_folder:
         saved, size = run_job(folder, given.rows, given.every, given.rounds)
-        workers = [read_steps(step_log, SETTLE_STEPS) for step_log in kept.iterdir()]
-    taken = checkpoint_windows(workers, saved)
-    usual = median(workers[0].seconds_outside(taken))
-    [worker] = beyond_usual(workers, taken)
-    quiet = worker.seconds_outside(taken)
-    stalls = [longest_step([worker], window) for window in taken]
+        workers = [read_steps(step_log, SETTLE_STEPS) for step_log in log_folder.iterdir()]
+    windows = checkpoint_windows(workers, saved)
+    usual = median(workers[0].seconds_outside(windows))
+    [worker] = beyond_usual(workers, windows)
+    quiet = worker.seconds_outside(windows)
+    stalls = [longest_step([worker], window) for window in windows]
     details = {
         "stalls": stalls,
         "pause_seconds": [one.pause for one in saved],

@@ -41,8 +41,8 @@ class ClickLogFolder:
     @property
     def best_auc(self) -> float:
         """The AUC on ``test`` of the model that made the labels."""
-        found: float = json.loads((self.folder / "log" / "about.json").read_text())["test"]["auc"]
-        return found
+        auc: float = json.loads((self.folder / "log" / "about.json").read_text())["test"]["auc"]
+        return auc
 
     def job(self, name: str, model: str = "deepfm", *, params: dict[str, Any] | None = None, **fields: Any) -> Path:
         """Write a job file: a model of the zoo, two workers, one PS, no export; ``fields`` replace whole sections."""
@@ -77,10 +77,10 @@ def click_log_folder(records: int, vocabulary: int, validation: float = 0.02) ->
 def records_of(folder: Path, most: int | None = None) -> list[bytes]:
     """The first records of a folder as they are in its files."""
     reader = open_reader((str(folder),), {})
-    found: list[bytes] = []
+    records: list[bytes] = []
     for source in reader.sources():
-        wanted = source.records if most is None else min(source.records, most - len(found))
+        wanted = source.records if most is None else min(source.records, most - len(records))
         for record in reader.read(source.name, 0, wanted):
             assert isinstance(record, bytes)
-            found.append(record)
-    return found
+            records.append(record)
+    return records

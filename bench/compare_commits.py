@@ -98,15 +98,15 @@ def run_script(checkout: Path, script: BenchScript, arguments: Sequence[str]) ->
 
 def compare(other: Path, script: BenchScript, rounds: int, arguments: Sequence[str]) -> list[FigurePair]:
     """Run a script of both commits in turns; every second round begins with this commit."""
-    taken = []
+    sides_of_rounds = []
     for number in range(rounds):
         print_progress(f"=== {script.name}, round {number + 1} of {rounds}")
         order = (other, HERE) if number % 2 == 0 else (HERE, other)
-        found = {checkout: run_script(checkout, script, arguments) for checkout in order}
-        taken.append((found[other], found[HERE]))
-    pairs = list(pair_figures(taken))
+        by_checkout = {checkout: run_script(checkout, script, arguments) for checkout in order}
+        sides_of_rounds.append((by_checkout[other], by_checkout[HERE]))
+    pairs = list(pair_figures(sides_of_rounds))
     for measure in sorted(
-        {each for sides in taken for side in sides for each in side} - {pair.measure for pair in pairs}
+        {each for sides in sides_of_rounds for side in sides for each in side} - {pair.measure for pair in pairs}
     ):
         print_progress(f"not in every round of both commits: {measure}")
     return pairs
@@ -125,19 +125,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=3, help="default 3")
     parser.add_argument("--quick", action="store_true", help="short runs; else each script's own length, of one round")
     parser.add_argument("--out", type=Path, help="file for all values as JSON")
-    given = parser.parse_args(arguments)
+    parsed = parser.parse_args(arguments)
     pairs, failures = [], []
-    for script in (script for script in SCRIPTS if script.name in given.names):
-        options = script.quick if given.quick else ("--rounds", "1")
+    for script in (script for script in SCRIPTS if script.name in parsed.names):
+        options = script.quick if parsed.quick else ("--rounds", "1")
         try:
-            pairs += compare(given.other.resolve(), script, given.rounds, options)
+            pairs += compare(parsed.other.resolve(), script, parsed.rounds, options)
         except subprocess.SubprocessError as error:
             failures.append(f"{script.name} FAILED: {error}")
     for line in (*map(describe_pair, pairs), *failures):
         print_progress(line)
-    if given.out is not None:
+    if parsed.out is not None:
         values = [{**asdict(pair), "ratio": pair.ratio, "worse": pair.is_worse} for pair in pairs]
-        given.out.write_text(json.dumps(values, indent=1) + "\n")
+        parsed.out.write_text(json.dumps(values, indent=1) + "\n")
     return 1 if failures or any(pair.is_worse for pair in pairs) else 0
 
 

@@ -57,29 +57,31 @@ class ComputeLimit:
         records = records_of(training, BLOCKS * batch)
         self._windows = [RecordWindow(records[at : at + batch]) for at in range(0, BLOCKS * batch, batch)]
         minibatches = (self._feeder.make_minibatch(tag, window) for tag, window in enumerate(self._windows))
-        self._minibatches = [made for made in minibatches if made is not None]
+        self._minibatches = [minibatch for minibatch in minibatches if minibatch is not None]
         random = np.random.default_rng(0)
         dims = {table.name: table.dim for table in self._network.tables}
         self._rows = [
             {
                 name: RowBatch(ids, _as_pulled(random.uniform(-0.05, 0.05, (len(ids), dims[name])).astype(np.float32)))
-                for name, ids in self._network.unique_ids(made.features).items()
+                for name, ids in self._network.unique_ids(minibatch.features).items()
             }
-            for made in self._minibatches
+            for minibatch in self._minibatches
         ]
 
     def samples_per_second(self, question: dict[str, Any]) -> dict[str, Any]:
         """Samples a second for ``seconds``, with minibatches that are ``fed`` or not."""
-        made: Iterator[Minibatch] = self._fed_minibatches() if question["fed"] else itertools.cycle(self._minibatches)
+        minibatches: Iterator[Minibatch] = (
+            self._fed_minibatches() if question["fed"] else itertools.cycle(self._minibatches)
+        )
         for _ in range(5):
-            self._run_step(next(made))
+            self._run_step(next(minibatches))
         steps, begun = 0, time.perf_counter()
         while (passed := time.perf_counter() - begun) < question["seconds"]:
-            self._run_step(next(made))
+            self._run_step(next(minibatches))
             steps += 1
         if question["fed"]:
-            assert isinstance(made, Generator)
-            made.close()
+            assert isinstance(minibatches, Generator)
+            minibatches.close()
         return {"rate": steps * self._batch / passed}
 
     def _fed_minibatches(self) -> Iterator[Minibatch]:
@@ -95,9 +97,9 @@ def _as_pulled(values: Any) -> Any:
     """The same values in memory that TensorFlow takes as it is, as a worker has what it pulls."""
     from edl.numerics import aligned_memory
 
-    found = aligned_memory.allocate_aligned(*values.shape, dtype=values.dtype)
-    found[...] = values
-    return found
+    aligned = aligned_memory.allocate_aligned(*values.shape, dtype=values.dtype)
+    aligned[...] = values
+    return aligned
 
 
 def main() -> None:
@@ -107,10 +109,12 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, required=True)
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--workers", type=int, required=True)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     import_tensorflow()
-    set_thread_counts(workers=given.workers)
-    serve_questions(ComputeLimit(given.training, given.zoo, given.vocabulary, given.batch).samples_per_second)
+    set_thread_counts(workers=arguments.workers)
+    serve_questions(
+        ComputeLimit(arguments.training, arguments.zoo, arguments.vocabulary, arguments.batch).samples_per_second
+    )
 
 
 if __name__ == "__main__":

@@ -135,14 +135,14 @@ def serve_master(address: str, folder: str, pipe: Connection) -> None:
         before_stop=shell.stop_waiting,
     )
     pipe.send(server.address)
-    told = threading.Event()
+    stopped = threading.Event()
 
     def await_stop() -> None:
         pipe.recv()
-        told.set()
+        stopped.set()
 
     threading.Thread(target=await_stop, daemon=True).start()
-    shell.run(told.is_set)
+    shell.run(stopped.is_set)
     assert shell.state.training_ledger is not None
     done = shell.state.training_ledger.done_records
     server.stop()
@@ -334,8 +334,10 @@ def measure(arguments: argparse.Namespace) -> ScriptResult:
                 rounds.append(measure_round(servers[name], clients, each))
                 print_progress(round_text(rounds[-1]))
         servers["master"].pipe.send(None)
-        told = servers["master"].pipe.recv()
-    return ScriptResult("control_plane", figures(rounds, told), {"rounds": [vars(r) for r in rounds], "master": told})
+        master_values = servers["master"].pipe.recv()
+    return ScriptResult(
+        "control_plane", figures(rounds, master_values), {"rounds": [vars(r) for r in rounds], "master": master_values}
+    )
 
 
 def round_text(taken: TargetRound) -> str:
@@ -347,8 +349,8 @@ def round_text(taken: TargetRound) -> str:
 
 def figures(rounds: Sequence[TargetRound], told: dict[str, float]) -> tuple[BenchFigure, ...]:
     def median_value(target: str, name: str) -> float:
-        found: float = median(getattr(r, name) for r in rounds if r.target == target)
-        return found
+        value: float = median(getattr(r, name) for r in rounds if r.target == target)
+        return value
 
     ours, bare = ([r.requests_per_second for r in rounds if r.target == target] for target in ("master", "echo"))
     ratio = median(a / b for a, b in zip(ours, bare, strict=True))  # neighbours: a slow minute is slow for both

@@ -61,8 +61,8 @@ def job(clicks: ClickLogFolder, model: str, mode: str, seed: int) -> Any:
 def synchronous_auc(clicks: ClickLogFolder, model: str, seed: int) -> float:
     """AUC of an undisturbed synchronous job."""
     with JobProcess(job(clicks, model, "sync", seed), cwd=clicks.folder) as run:
-        found: float = run.summary(LONGEST_SECONDS)["metrics"]["auc"]
-    return found
+        auc: float = run.summary(LONGEST_SECONDS)["metrics"]["auc"]
+    return auc
 
 
 def asynchronous_auc(clicks: ClickLogFolder, model: str, seed: int) -> tuple[float, int]:
@@ -73,10 +73,10 @@ def asynchronous_auc(clicks: ClickLogFolder, model: str, seed: int) -> tuple[flo
         run.send("worker", min(first), SIGKILL)
         _wait_successor(run)
         run.send("worker", max(first), SIGKILL)
-        found: float = run.summary(LONGEST_SECONDS)["metrics"]["auc"]
+        auc: float = run.summary(LONGEST_SECONDS)["metrics"]["auc"]
         if run.lines[-1]["workers_lost"] != 2:
             raise JobStuckError(f"{run.lines[-1]['workers_lost']} workers were lost, not 2")
-        return found, len(_workers_with_steps(read_entries(run.run_dir / "journal"))) - len(first)
+        return auc, len(_workers_with_steps(read_entries(run.run_dir / "journal"))) - len(first)
 
 
 def _wait_successor(run: JobProcess) -> None:
@@ -113,16 +113,17 @@ def measure(given: argparse.Namespace) -> ScriptResult:
         arguments = [str(clicks.training_folder), str(clicks.held_back), "--batch", str(BATCH), "--epochs", str(EPOCHS)]
         for seed in range(given.rounds):
             with PeerScript("convergence_fit.py", *arguments) as keras:  # gone while jobs have the machine
-                for model, found in aucs.items():
-                    found["keras"].append(keras.ask_question(model=model, seed=seed, params=params)["auc"])
-            for model, found in aucs.items():
-                found["sync"].append(synchronous_auc(clicks, model, seed))
+                for model, model_aucs in aucs.items():
+                    model_aucs["keras"].append(keras.ask_question(model=model, seed=seed, params=params)["auc"])
+            for model, model_aucs in aucs.items():
+                model_aucs["sync"].append(synchronous_auc(clicks, model, seed))
                 if seed < given.disturbed:
                     auc, count = asynchronous_auc(clicks, model, seed)
-                    found["async"].append(auc)
+                    model_aucs["async"].append(auc)
                     added.append(count)
                 print_progress(
-                    f"seed {seed}, {MODELS[model]}: " + ", ".join(f"{k} {v[-1]:.4f}" for k, v in found.items() if v)
+                    f"seed {seed}, {MODELS[model]}: "
+                    + ", ".join(f"{k} {v[-1]:.4f}" for k, v in model_aucs.items() if v)
                 )
         best = clicks.best_auc
     details = {"aucs": aucs, "best": best, "added_that_made_steps": added, "settings": _fit_settings(given)}
@@ -154,8 +155,8 @@ def figures(aucs: Mapping[str, Aucs], best: float) -> Iterator[BenchFigure]:
         )
     yield BenchFigure("the best AUC on this log (planted)", best, "AUC")
     for model, name in MODELS.items():
-        for side, said in (("keras", "Keras"), ("sync", "synchronous"), ("async", "asynchronous")):
-            yield BenchFigure(f"{name}, {said}: AUC", fmean(aucs[model][side]), "AUC")
+        for side, label in (("keras", "Keras"), ("sync", "synchronous"), ("async", "asynchronous")):
+            yield BenchFigure(f"{name}, {label}: AUC", fmean(aucs[model][side]), "AUC")
         if len(aucs[model]["keras"]) > 1:
             yield BenchFigure(f"{name}, Keras: standard deviation over seeds", stdev(aucs[model]["keras"]), "AUC")
 

@@ -41,38 +41,38 @@ def measure_pauses(digits: DigitsFolder, model: PausedModel, count: int) -> list
         train={"epochs": 100_000},
         checkpoint={"every_steps": model.every_steps, "keep": 1},
     )
-    found: list[float] = []
+    pauses: list[float] = []
     after = 0
     with JobProcess(job, cwd=digits.folder) as run:
-        while len(found) < count:
+        while len(pauses) < count:
             line = run.wait_line(
                 lambda line: line["event"] == "checkpoint_saved" and line["step"] > 0, LONGEST_SECONDS, after
             )
             after = run.lines.index(line, after) + 1
-            found.append(line["pause_seconds"])
+            pauses.append(line["pause_seconds"])
         run.interrupt()
         run.wait()
-    print_progress(f"{model.parameter_count:,} parameters: " + ", ".join(f"{1e3 * pause:.1f} ms" for pause in found))
-    return found
+    print_progress(f"{model.parameter_count:,} parameters: " + ", ".join(f"{1e3 * pause:.1f} ms" for pause in pauses))
+    return pauses
 
 
 def measure(arguments: argparse.Namespace) -> ScriptResult:
     with digits_folder(4096) as digits:
-        found = {model: measure_pauses(digits, model, arguments.rounds) for model in MODELS}
+        pauses_by_model = {model: measure_pauses(digits, model, arguments.rounds) for model in MODELS}
     figures = [
         BenchFigure(
             f"updates pause for a checkpoint of {model.parameter_count / 1e6:.1f} M parameters", 1e3 * value, "ms"
         )
-        for model, taken in found.items()
-        for value in (median(taken),)
+        for model, pauses in pauses_by_model.items()
+        for value in (median(pauses),)
     ]
     worst = [
         BenchFigure(
-            f"the longest of {len(taken)} of {model.parameter_count / 1e6:.1f} M parameters", 1e3 * max(taken), "ms"
+            f"the longest of {len(pauses)} of {model.parameter_count / 1e6:.1f} M parameters", 1e3 * max(pauses), "ms"
         )
-        for model, taken in found.items()
+        for model, pauses in pauses_by_model.items()
     ]
-    details = {str(model.parameter_count): taken for model, taken in found.items()}
+    details = {str(model.parameter_count): pauses for model, pauses in pauses_by_model.items()}
     return ScriptResult("cut_pause", (*figures, *worst), {"pause_seconds": details})
 
 

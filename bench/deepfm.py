@@ -112,15 +112,15 @@ class ComparedSides:
     def measure_round(self, batch: int) -> Rates:
         """One round at one batch."""
         seconds = self._arguments.seconds
-        taken = {"edl": edl_rate(self._clicks, batch, self._arguments)}
+        rates = {"edl": edl_rate(self._clicks, batch, self._arguments)}
         for name, fed in (("limit", True), ("limit_in_memory", False)):
             answers = ask_all(self._limits[batch], seconds=seconds / 2, fed=fed)
-            taken[name] = sum(answer["rate"] for answer in answers)
-        taken["strategy"] = self._strategy.ask_question(seconds=seconds / 2, **self._best[batch])["rate"]
-        taken["strategy_by_step"] = self._strategy.ask_question(seconds=seconds / 2, batch=batch, unroll=1)["rate"]
+            rates[name] = sum(answer["rate"] for answer in answers)
+        rates["strategy"] = self._strategy.ask_question(seconds=seconds / 2, **self._best[batch])["rate"]
+        rates["strategy_by_step"] = self._strategy.ask_question(seconds=seconds / 2, batch=batch, unroll=1)["rate"]
         if batch == min(self._arguments.batches):
-            taken["fit"] = self._fit.ask_question(seconds=seconds / 2, **self._best_fit)["rate"]
-        return taken
+            rates["fit"] = self._fit.ask_question(seconds=seconds / 2, **self._best_fit)["rate"]
+        return rates
 
     @property
     def peer_settings(self) -> dict[str, Any]:
@@ -158,9 +158,9 @@ def measure(given: argparse.Namespace) -> ScriptResult:
     rounds: dict[int, list[Rates]] = {batch: [] for batch in given.batches}
     with open_sides(given) as taking_turns:
         for number in range(given.rounds):
-            for batch, found in rounds.items():
-                found.append(taking_turns.measure_round(batch))
-                rates = ", ".join(f"{name} {rate:,.0f}" for name, rate in found[-1].items())
+            for batch, batch_rounds in rounds.items():
+                batch_rounds.append(taking_turns.measure_round(batch))
+                rates = ", ".join(f"{name} {rate:,.0f}" for name, rate in batch_rounds[-1].items())
                 print_progress(f"round {number + 1} of {given.rounds}, batch {batch}: {rates}")
         settings = taking_turns.peer_settings | {"set": given.set, "vocabulary": given.vocabulary}
         tried = taking_turns.tried_options
@@ -185,19 +185,21 @@ NAMES = {
 def figures(rounds: Mapping[int, list[Rates]]) -> Iterator[BenchFigure]:
     """Ratios, then the rates themselves."""
     for other, name in NAMES.items():
-        for batch, taken in rounds.items():
-            if other not in taken[0]:
+        for batch, batch_rounds in rounds.items():
+            if other not in batch_rounds[0]:
                 continue
             required, aim = REQUIRED.get((other, batch), (None, None))
-            share = median(one["edl"] / one[other] for one in taken)
+            share = median(one["edl"] / one[other] for one in batch_rounds)
             yield BenchFigure(f"DeepFM, batch {batch}: samples/s, {name}", share, "x", required, at_least=True, aim=aim)
-    for batch, taken in rounds.items():
-        share = median(one["edl"] / one["limit_in_memory"] for one in taken)
+    for batch, batch_rounds in rounds.items():
+        share = median(one["edl"] / one["limit_in_memory"] for one in batch_rounds)
         yield BenchFigure(f"DeepFM, batch {batch}: of the step function alone, minibatches in memory too", share, "x")
         for side, name in (("edl", "1 PS + 2 workers"), ("limit", "without a PS"), ("strategy", "PS strategy")):
-            yield BenchFigure(f"DeepFM, batch {batch}: {name}", median(one[side] for one in taken), "samples/s")
-        if "fit" in taken[0]:
-            yield BenchFigure(f"DeepFM, batch {batch}: `keras.fit`", median(one["fit"] for one in taken), "samples/s")
+            yield BenchFigure(f"DeepFM, batch {batch}: {name}", median(one[side] for one in batch_rounds), "samples/s")
+        if "fit" in batch_rounds[0]:
+            yield BenchFigure(
+                f"DeepFM, batch {batch}: `keras.fit`", median(one["fit"] for one in batch_rounds), "samples/s"
+            )
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -57,10 +57,10 @@ def main() -> None:
     parser.add_argument("records", type=Path, help="folder of TFRecord files")
     parser.add_argument("--vocabulary", type=int, required=True)
     parser.add_argument("--batch", type=int, required=True)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     keras.utils.set_random_seed(0)
     tf.get_logger().setLevel("ERROR")
-    serve_questions(FitSide(given).samples_per_second)
+    serve_questions(FitSide(arguments).samples_per_second)
 
 
 if __name__ == "__main__":

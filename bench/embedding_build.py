@@ -56,8 +56,8 @@ def build_in_process(model: str, rows: int) -> Built:
     """The same in a process of its own."""
     command = [sys.executable, __file__, "--only", model, "--rows", str(rows)]
     ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    found: Built = json.loads(ran.stdout)
-    return found
+    built: Built = json.loads(ran.stdout)
+    return built
 
 
 def measure(given: argparse.Namespace) -> ScriptResult:
@@ -66,12 +66,12 @@ def measure(given: argparse.Namespace) -> ScriptResult:
         raise SystemExit
     rounds: list[dict[str, Built]] = []
     for number in range(given.rounds):
-        taken = {model: build_in_process(model, given.rows) for model in MODELS[: 1 if number else None]}
-        if any(not one["tables"] for one in taken.values()):
-            raise ValueError(f"a model's table is not served: {taken}")
-        taken["small"] = build_in_process(MODELS[0], 1000)
-        rounds.append(taken)
-        print_progress(f"round {number + 1} of {given.rounds}: {_costs_text(taken)}")
+        costs = {model: build_in_process(model, given.rows) for model in MODELS[: 1 if number else None]}
+        if any(not one["tables"] for one in costs.values()):
+            raise ValueError(f"a model's table is not served: {costs}")
+        costs["small"] = build_in_process(MODELS[0], 1000)
+        rounds.append(costs)
+        print_progress(f"round {number + 1} of {given.rounds}: {_costs_text(costs)}")
     return ScriptResult("embedding_build", tuple(figures(rounds, given.rows)), {"rounds": rounds, "rows": given.rows})
 
 
@@ -83,7 +83,7 @@ def figures(rounds: list[dict[str, Built]], rows: int) -> Iterator[BenchFigure]:
     """The functional model in every round; the others once."""
 
     def median_value(model: str, name: str) -> float:
-        return median(taken[model][name] for taken in rounds if model in taken)
+        return median(costs[model][name] for costs in rounds if model in costs)
 
     table = f"`Embedding` of {rows / 1e6:.3g} M x 16"
     yield BenchFigure(f"{table} builds: memory above TensorFlow", median_value("functional", "megabytes"), "MB", 300.0)

@@ -95,13 +95,13 @@ def machine_facts() -> dict[str, Any]:
 
 def package_versions() -> dict[str, str]:
     """Versions of Python and of the packages that matter to speed."""
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -73,9 +73,9 @@ def run_job(folder: Path, kept: Path, kills: int) -> tuple[list[SavedCheckpoint]
         began = len(run.lines)
         for number in range(kills):
             wait_saved(run, BEFORE)
-            seen = len(run.lines)
+            lines_before = len(run.lines)
             killed = run.send("worker", min(run.pids("worker")), SIGKILL)
-            wait_settled(kept, run.wait_event("role_started", after=seen, role="worker")["pid"])
+            wait_settled(kept, run.wait_event("role_started", after=lines_before, role="worker")["pid"])
             joins.append((killed, time.time()))
             print_progress(
                 f"worker {number + 1} of {kills} joined {joins[-1][1] - killed:.1f} s after the kill of another"
@@ -121,7 +121,7 @@ def split_values(values: Sequence[float], of: Sequence[Window], joins: Sequence[
     paired = list(zip(of, values, strict=True))
     beside = [[value for window, value in paired if windows_overlap(window, join)] for join in joins]
     settled = [value for window, value in paired if not any(windows_overlap(window, join) for join in joins)]
-    return JoiningSplit([max(found) for found in beside if found], settled)
+    return JoiningSplit([max(join_values) for join_values in beside if join_values], settled)
 
 
 def windows_overlap(one: Window, other: Window) -> bool:
@@ -131,15 +131,15 @@ def windows_overlap(one: Window, other: Window) -> bool:
 
 def measure(folder: Path, kills: int) -> tuple[tuple[BenchFigure, ...], dict[str, Any]]:
     """Figures, and what is behind them."""
-    with step_logs() as kept:
-        saved, joins = run_job(folder, kept, kills)
-        workers = [read_steps(step_log, SETTLE_STEPS) for step_log in kept.iterdir()]
-    taken = checkpoint_windows(workers, saved, together=WORKERS)
-    none = windows_between(taken)
-    workers = beyond_usual(workers, taken)
-    stalls = split_values([longest_step(workers, window) for window in taken], taken, joins)
+    with step_logs() as log_folder:
+        saved, joins = run_job(folder, log_folder, kills)
+        workers = [read_steps(step_log, SETTLE_STEPS) for step_log in log_folder.iterdir()]
+    windows = checkpoint_windows(workers, saved, together=WORKERS)
+    none = windows_between(windows)
+    workers = beyond_usual(workers, windows)
+    stalls = split_values([longest_step(workers, window) for window in windows], windows, joins)
     quiet = split_values([longest_step(workers, window) for window in none], none, joins)
-    pauses = split_values([one.pause for one in saved], taken, joins)
+    pauses = split_values([one.pause for one in saved], windows, joins)
     details = {"stalls": asdict(stalls), "between": asdict(quiet), "pause_seconds": asdict(pauses)}
     return figures(stalls, quiet, pauses), details | {"join_seconds": [until - since for since, until in joins]}
 

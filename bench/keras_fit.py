@@ -63,14 +63,14 @@ def fit_rates(folder: Path, epochs: int) -> dict[str, float]:
     """Rates of ``fit`` for one and for 32 steps an execution, and of the bare mathematics."""
     examples, count = read_dataset(folder, "training")
     training = examples.repeat().batch(BATCH, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
-    found = {
+    rates = {
         f"fit_{steps}{'_xla' if jit else ''}": fit_rate(
             count, training, epochs, steps_per_execution=steps, jit_compile=jit
         )
         for steps in (1, 32)
         for jit in (False, True)
     }
-    return {**found, "step_only": bare_rate(next(iter(training)), epochs * count // BATCH)}
+    return {**rates, "step_only": bare_rate(next(iter(training)), epochs * count // BATCH)}
 
 
 def bare_rate(batch: Any, steps: int) -> float:
@@ -97,15 +97,15 @@ def held_back_accuracies(training: Path, held_back: Path, epochs: int, seeds: Se
     """Accuracy on the held-back records after training, for each seed."""
     examples, count = read_dataset(training, "training")
     test = read_dataset(held_back, "evaluation")[0].batch(256)
-    found = []
+    accuracies = []
     for seed in seeds:
         keras.utils.set_random_seed(seed)
         model = compiled_model(metrics=list(mlp.eval_metrics_fn().values()))
         shuffled = examples.shuffle(count, seed=seed).batch(BATCH).prefetch(tf.data.AUTOTUNE)
         model.fit(shuffled, epochs=epochs, verbose=0)
-        found.append(float(model.evaluate(test, verbose=0)[1]))
-        print(f"keras, seed {seed}: {found[-1]:.4f}", file=sys.stderr, flush=True)
-    return {"accuracy": found}
+        accuracies.append(float(model.evaluate(test, verbose=0)[1]))
+        print(f"keras, seed {seed}: {accuracies[-1]:.4f}", file=sys.stderr, flush=True)
+    return {"accuracy": accuracies}
 
 
 def main() -> None:
@@ -116,10 +116,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     arguments = parser.parse_args()
     if arguments.held_back:
-        found: Any = held_back_accuracies(arguments.training, arguments.held_back, arguments.epochs, arguments.seeds)
+        result: Any = held_back_accuracies(arguments.training, arguments.held_back, arguments.epochs, arguments.seeds)
     else:
-        found = fit_rates(arguments.training, arguments.epochs)
-    json.dump(found, sys.stdout)
+        result = fit_rates(arguments.training, arguments.epochs)
+    json.dump(result, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -94,9 +94,9 @@ def train_table(accesses: LookupPlan, optimizer: OptimizerSpec, rate: float, *, 
     for step, (ids, noise) in enumerate(zip(accesses.ids, accesses.noise, strict=True), start=1):
         gradients = (store.read_rows(TABLE.name, ids) - accesses.targets[ids] + noise) / np.float32(BATCH)
         if dense:
-            whole = np.zeros((ROWS, DIM), np.float32)
-            np.add.at(whole, ids, gradients)
-            ids, gradients = EVERY, whole
+            dense_gradients = np.zeros((ROWS, DIM), np.float32)
+            np.add.at(dense_gradients, ids, gradients)
+            ids, gradients = EVERY, dense_gradients
         store.apply_gradients(PushGradients(NOTHING, {TABLE.name: RowBatch(ids, gradients)}, rate, 1.0), step)
     return store.read_rows(TABLE.name, EVERY)
 

@@ -22,11 +22,11 @@ MEGABYTE = 1_000_000
 
 def resident_memory(run: JobProcess) -> dict[str, dict[str, float]]:
     """RSS and PSS in MB of the master and of the PS."""
-    found = {}
+    resident = {}
     for role in ROLES:
         memory = psutil.Process(run.pids(role)[0]).memory_full_info()
-        found[role] = {"rss_mb": memory.rss / MEGABYTE, "pss_mb": memory.pss / MEGABYTE}
-    return found
+        resident[role] = {"rss_mb": memory.rss / MEGABYTE, "pss_mb": memory.pss / MEGABYTE}
+    return resident
 
 
 def one_run(job: JobProcess, seconds: float) -> dict[str, dict[str, dict[str, float]]]:
@@ -45,13 +45,13 @@ def one_run(job: JobProcess, seconds: float) -> dict[str, dict[str, dict[str, fl
 
 
 def measure(arguments: argparse.Namespace) -> ScriptResult:
-    taken = []
+    rounds = []
     with digits_folder(4096) as digits:
         job = digits.job("memory", train={"epochs": 100_000})
         for _ in range(arguments.rounds):
-            taken.append(one_run(JobProcess(job, cwd=digits.folder), arguments.seconds))
-            print_progress(str(taken[-1]))
-    return ScriptResult("memory", figures(taken), {"rounds": taken})
+            rounds.append(one_run(JobProcess(job, cwd=digits.folder), arguments.seconds))
+            print_progress(str(rounds[-1]))
+    return ScriptResult("memory", figures(rounds), {"rounds": rounds})
 
 
 def figures(taken: list[dict[str, dict[str, dict[str, float]]]]) -> tuple[BenchFigure, ...]:

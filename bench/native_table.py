@@ -78,15 +78,15 @@ def looking_up(rows: int, rounds: int, batches: int) -> list[Rates]:
     plain, out = on_cache_lines(rows), on_cache_lines(BATCH)
     positions = [random.integers(0, rows, BATCH) for _ in range(batches)]
     ids = [scatter_ids(one) for one in positions]
-    found = []
+    round_rates = []
     for number in range(rounds + 1):  # the first warms up
-        taken = {"gather": ids_per_second(lambda i: _native.gather(plain, positions[i], out), batches)}
+        rates = {"gather": ids_per_second(lambda i: _native.gather(plain, positions[i], out), batches)}
         for name, table in tables.items():
-            taken[name] = ids_per_second(read_work(table, ids, out), batches)
-        taken["numpy_take"] = ids_per_second(lambda i: np.take(plain, positions[i], 0, out, "clip"), batches)
-        found.append(taken)
-        print_progress(f"look-up, round {number} of {rounds}: {rates_text(taken)}")
-    return found[1:]
+            rates[name] = ids_per_second(read_work(table, ids, out), batches)
+        rates["numpy_take"] = ids_per_second(lambda i: np.take(plain, positions[i], 0, out, "clip"), batches)
+        round_rates.append(rates)
+        print_progress(f"look-up, round {number} of {rounds}: {rates_text(rates)}")
+    return round_rates[1:]
 
 
 def apply_work(table: NativeTable, ids: Sequence[np.ndarray], gradients: np.ndarray) -> Work:
@@ -103,16 +103,16 @@ def adagrad_rates(rounds: int, batches: int) -> list[Rates]:
     zipf = [(random.zipf(1.1, BATCH) - 1) % VOCABULARY for _ in range(batches)]
     gradients = (random.standard_normal((BATCH, DIM)) * 1e-3).astype(np.float32)
     table, sparse = filled_table(VOCABULARY, "adagrad"), tensorflow_op(gradients)
-    found = []
+    round_rates = []
     for number in range(rounds + 1):
-        taken = {}
+        rates = {}
         for law, positions in (("uniform", shuffled), ("zipf", zipf)):
             ids = [scatter_ids(one) for one in positions]
-            taken[f"native_{law}"] = ids_per_second(apply_work(table, ids, gradients), batches)
-            taken[f"tensorflow_{law}"] = ids_per_second(call_work(sparse, positions), batches)
-        found.append(taken)
-        print_progress(f"Adagrad, round {number} of {rounds}: {rates_text(taken)}")
-    return found[1:]
+            rates[f"native_{law}"] = ids_per_second(apply_work(table, ids, gradients), batches)
+            rates[f"tensorflow_{law}"] = ids_per_second(call_work(sparse, positions), batches)
+        round_rates.append(rates)
+        print_progress(f"Adagrad, round {number} of {rounds}: {rates_text(rates)}")
+    return round_rates[1:]
 
 
 def tensorflow_op(gradients: np.ndarray) -> Callable[[np.ndarray], object]:
@@ -123,11 +123,11 @@ def tensorflow_op(gradients: np.ndarray) -> Callable[[np.ndarray], object]:
     values = tf.Variable(np.zeros((VOCABULARY, DIM), np.float32))
     sums = tf.Variable(np.full((VOCABULARY, DIM), 0.1, np.float32))
     constant = [tf.constant(number, tf.float32) for number in (0.01, 1e-7)]
-    given = tf.constant(gradients)
+    gradient = tf.constant(gradients)
 
     def apply_rows(ids: np.ndarray) -> object:
         return tf.raw_ops.ResourceSparseApplyAdagradV2(
-            var=values.handle, accum=sums.handle, lr=constant[0], epsilon=constant[1], grad=given, indices=ids
+            var=values.handle, accum=sums.handle, lr=constant[0], epsilon=constant[1], grad=gradient, indices=ids
         )
 
     return apply_rows
@@ -164,9 +164,9 @@ def measure_insertion(rows: int) -> dict[str, float]:
 def insertion_rounds(rows: int, rounds: int) -> Iterator[dict[str, float]]:
     for number in range(rounds):
         command = [sys.executable, __file__, "--only-insert", str(rows)]
-        taken = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
-        print_progress(f"insertion, round {number + 1} of {rounds}: {taken}")
-        yield taken
+        insertion = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+        print_progress(f"insertion, round {number + 1} of {rounds}: {insertion}")
+        yield insertion
 
 
 def rates_text(rates: Rates) -> str:
@@ -174,7 +174,7 @@ def rates_text(rates: Rates) -> str:
 
 
 def median_ratio(rounds: list[Rates], name: str, other: str | None = None) -> float:
-    return statistics.median(taken[name] / (taken[other] if other else 1) for taken in rounds)
+    return statistics.median(rates[name] / (rates[other] if other else 1) for rates in rounds)
 
 
 def measure_table(arguments: argparse.Namespace) -> ScriptResult:

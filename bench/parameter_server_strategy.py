@@ -103,15 +103,15 @@ class DeepFmModel:
         """Pull, compute, push."""
         ids, places = tf.unique(tf.reshape(features["ids"], [-1]))
         with tf.device(PS):
-            given = [self._dense[0].read_value(), *(tf.gather(t[0], ids) for t in (self._weights, self._vectors))]
+            pulled = [self._dense[0].read_value(), *(tf.gather(t[0], ids) for t in (self._weights, self._vectors))]
         with tf.GradientTape() as tape:
-            tape.watch(given)
+            tape.watch(pulled)
             loss = tf.reduce_mean(
                 tf.nn.sigmoid_cross_entropy_with_logits(
-                    labels[:, None], self._logits(features["numbers"], places, given)
+                    labels[:, None], self._logits(features["numbers"], places, pulled)
                 )
             )
-        dense, *rows = (tf.convert_to_tensor(gradient) for gradient in tape.gradient(loss, given))
+        dense, *rows = (tf.convert_to_tensor(gradient) for gradient in tape.gradient(loss, pulled))
         with tf.device(PS):
             variable, sums = self._dense
             tf.raw_ops.ResourceApplyAdagradV2(
@@ -204,12 +204,12 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int)
     parser.add_argument("--threads", type=int, default=1, help="of each server, for the work of one operation")
     parser.add_argument("--be", nargs=3, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.be:
-        run_server(given.be[0], int(given.be[1]), json.loads(given.be[2]), given.threads)
+    arguments = parser.parse_args()
+    if arguments.be:
+        run_server(arguments.be[0], int(arguments.be[1]), json.loads(arguments.be[2]), arguments.threads)
     spec = cluster_addresses()
-    with start_servers(spec, given.threads):
-        serve_questions(StrategySide(spec, given).samples_per_second)
+    with start_servers(spec, arguments.threads):
+        serve_questions(StrategySide(spec, arguments).samples_per_second)
 
 
 if __name__ == "__main__":

@@ -76,8 +76,8 @@ class PeerScript:
         if not text:
             self._errors.seek(0)
             raise RuntimeError(f"{' '.join(self._command)} ended:\n{self._errors.read()[-3000:]}")
-        found: dict[str, Any] = json.loads(text)
-        return found
+        answer: dict[str, Any] = json.loads(text)
+        return answer
 
     def ask_question(self, **question: Any) -> dict[str, Any]:
         """Tell and hear."""

@@ -46,13 +46,13 @@ def wait_working(run: JobProcess) -> None:
 
 def kill_worker(run: JobProcess) -> dict[str, float]:
     """SIGKILL a worker that trains."""
-    seen = len(run.lines)
+    lines_before = len(run.lines)
     victim = min(run.training())
     at = run.send("worker", victim, SIGKILL)
-    returned = run.wait_event("records_returned", LONGEST_SECONDS, seen, worker=victim)
-    found = {"worker SIGKILLed: records returned": returned["time"] - at}
-    found["worker SIGKILLed: records leased again"] = leased_again(run, returned) - at
-    return found
+    returned = run.wait_event("records_returned", LONGEST_SECONDS, lines_before, worker=victim)
+    durations = {"worker SIGKILLed: records returned": returned["time"] - at}
+    durations["worker SIGKILLed: records leased again"] = leased_again(run, returned) - at
+    return durations
 
 
 def leased_again(run: JobProcess, returned: Line) -> float:
@@ -82,7 +82,7 @@ def end_worker(run: JobProcess) -> dict[str, float]:
 
 def kill_master(run: JobProcess) -> dict[str, float]:
     """SIGKILL the master."""
-    incarnation, seen = run.status()["incarnation"], len(run.lines)
+    incarnation, lines_before = run.status()["incarnation"], len(run.lines)
     at = run.send("master", 0, SIGKILL)
 
     def later_entries(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -92,14 +92,14 @@ def kill_master(run: JobProcess) -> dict[str, float]:
     def has_stepped(entries: list[dict[str, Any]]) -> bool:
         return any(entry["kind"] in ("progress", "done") for entry in later_entries(entries))
 
-    restarted = run.wait_event("role_started", LONGEST_SECONDS, seen, role="master")["time"]
-    found = {
+    restarted = run.wait_event("role_started", LONGEST_SECONDS, lines_before, role="master")["time"]
+    durations = {
         "master SIGKILLed: its successor serves": restarted - at,
         "master SIGKILLed: it decides": wait_for_entry(run, lambda entries: bool(later_entries(entries))) - at,
         "master SIGKILLed: steps go on": wait_for_entry(run, has_stepped) - at,
     }
     run.wait_status(lambda status: status["incarnation"] > incarnation and bool(status["workers"]))
-    return found
+    return durations
 
 
 def wait_for_entry(run: JobProcess, told: Callable[[list[dict[str, Any]]], bool]) -> float:
@@ -131,15 +131,15 @@ FAULTS = (kill_worker, end_worker, kill_master)
 
 def one_run(job: Path, folder: Path) -> dict[str, float]:
     """Every fault once, in one job, each when two workers make steps."""
-    found: dict[str, float] = {}
+    durations: dict[str, float] = {}
     with JobProcess(job, cwd=folder) as run:
         for fault in FAULTS:
             wait_working(run)
-            found |= fault(run)
-            print_progress(", ".join(f"{name} {seconds:.3f} s" for name, seconds in found.items()))
+            durations |= fault(run)
+            print_progress(", ".join(f"{name} {seconds:.3f} s" for name, seconds in durations.items()))
         run.interrupt()
         run.wait()
-    return found
+    return durations
 
 
 def measure(arguments: argparse.Namespace) -> ScriptResult:
@@ -161,11 +161,12 @@ LIMITS = {
 def figures(rounds: list[dict[str, float]]) -> tuple[BenchFigure, ...]:
     """Medians against the limits; the slowest round stands beside, since a median hides a miss."""
     required = [
-        BenchFigure(name, median(taken[name] for taken in rounds), "s", limit, note=_figure_note(name))
+        BenchFigure(name, median(durations[name] for durations in rounds), "s", limit, note=_figure_note(name))
         for name, limit in LIMITS.items()
     ]
     slowest = [
-        BenchFigure(f"{name}, slowest of {len(rounds)}", max(taken[name] for taken in rounds), "s") for name in LIMITS
+        BenchFigure(f"{name}, slowest of {len(rounds)}", max(durations[name] for durations in rounds), "s")
+        for name in LIMITS
     ]
     return (*required, *slowest)
 

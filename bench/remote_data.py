@@ -129,25 +129,25 @@ def train_epoch(paths: list[str], options: Mapping[str, object], model: Any, giv
         stream.add_task(task)
     first = waited = 0.0
     started, steps = began, 0
-    asked = began
+    asked_at = began
     for task in tasks:
         for loaded in stream.load_steps(task):
             arrived = time.perf_counter()
             if arrived - began > given.seconds:
                 stream.close()
-                return EpochTimes(first, waited, asked - started, steps, is_whole=False)
+                return EpochTimes(first, waited, asked_at - started, steps, is_whole=False)
             if steps:
-                waited += arrived - asked
+                waited += arrived - asked_at
             else:
                 first, started = arrived - began, arrived
             assert loaded.minibatch is not None
             model.train_on_batch(loaded.minibatch.features, loaded.minibatch.labels)
             steps += 1
-            asked = time.perf_counter()
+            asked_at = time.perf_counter()
             if steps % _STEPS_PER_LINE == 0:
-                print_progress(f"  step {steps} after {asked - began:.0f} s, of which {waited:.1f} s waited")
+                print_progress(f"  step {steps} after {asked_at - began:.0f} s, of which {waited:.1f} s waited")
     stream.close()
-    return EpochTimes(first, waited, asked - started, steps, is_whole=True)
+    return EpochTimes(first, waited, asked_at - started, steps, is_whole=True)
 
 
 def measure(given: argparse.Namespace) -> ScriptResult:

@@ -111,14 +111,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these scripts; the others keep their results")
     parser.add_argument("--quick", action="store_true", help="few rounds: shows that it works, figures mean little")
     parser.add_argument("--results", type=Path, default=table.RESULTS, help="default: bench/results, and the docs")
-    given = parser.parse_args(arguments)
-    unknown = set(given.names) - {script.name for script in SCRIPTS}
+    parsed = parser.parse_args(arguments)
+    unknown = set(parsed.names) - {script.name for script in SCRIPTS}
     if unknown:
         parser.error(f"no such benchmark: {', '.join(sorted(unknown))}")
-    chosen = [script for script in SCRIPTS if not given.names or script.name in given.names]
-    given.results.mkdir(parents=True, exist_ok=True)
-    failures = run_chosen(chosen, given.quick, given.results)
-    if given.results == table.RESULTS:
+    chosen = [script for script in SCRIPTS if not parsed.names or script.name in parsed.names]
+    parsed.results.mkdir(parents=True, exist_ok=True)
+    failures = run_chosen(chosen, parsed.quick, parsed.results)
+    if parsed.results == table.RESULTS:
         table.write_pages()
     for name, why in failures.items():
         print_progress(f"{name} FAILED: {why}")

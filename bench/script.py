@@ -51,6 +51,6 @@ def print_progress(text: str) -> None:
 
 def figure_line(figure: BenchFigure) -> str:
     """A figure on one line."""
-    said = {None: "", True: "met", False: "NOT MET"}[figure.is_met]
+    verdict = {None: "", True: "met", False: "NOT MET"}[figure.is_met]
     bound = "" if figure.limit is None else f"({'at least' if figure.at_least else 'at most'} {figure.limit:.4g})"
-    return f"{figure.measure}: {figure.measured:.4g} {figure.unit} {bound} {said}".rstrip()
+    return f"{figure.measure}: {figure.measured:.4g} {figure.unit} {bound} {verdict}".rstrip()

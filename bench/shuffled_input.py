@@ -128,18 +128,18 @@ class InputCase:
 
 def _of_one_worker(ledger: Ledger) -> Iterator[RecordRange]:
     """The leases of the first of some workers that are equally fast; each holds two, as a worker does."""
-    held: list[list[int]] = [[] for _ in range(WORKERS)]
+    leases: list[list[int]] = [[] for _ in range(WORKERS)]
     number = 0
     while not ledger.is_finished:
         for worker in range(WORKERS):
-            if held[worker] and (len(held[worker]) == 2 or not ledger.has_work):
-                ledger.finish_lease(held[worker].pop(0))
+            if leases[worker] and (len(leases[worker]) == 2 or not ledger.has_work):
+                ledger.finish_lease(leases[worker].pop(0))
             work = ledger.next_range(worker=f"worker-{worker}")
             if work is None:
                 continue
             number += 1
             ledger.grant_range(number, work, f"worker-{worker}")
-            held[worker].append(number)
+            leases[worker].append(number)
             if worker == 0:
                 yield work
 

@@ -284,8 +284,10 @@ def measure(given: argparse.Namespace) -> ScriptResult:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     fork_jobs()
     sides: dict[str, Callable[[Any, Any], Any]] = {**SIDES, "EDL": partial(predict_edl, given.clauses)}
-    found = cross_validate(names, given.rounds, given.folds, sides)
-    return ScriptResult("sql_quality", figures(found), {"rounds": given.rounds, "folds": given.folds, "tables": found})
+    scores = cross_validate(names, given.rounds, given.folds, sides)
+    return ScriptResult(
+        "sql_quality", figures(scores), {"rounds": given.rounds, "folds": given.folds, "tables": scores}
+    )
 
 
 def figures(found: Mapping[str, Mapping[str, Any]]) -> tuple[BenchFigure, ...]:

@@ -72,10 +72,10 @@ def measure_time(given: argparse.Namespace, folder: Path, environment: Mapping[s
     for number in range(given.rounds):
         exported = folder / f"exported-{number}"
         statement = f"SELECT * FROM orders TO TRAIN dnn WITH train.epochs={EPOCHS} LABEL paid INTO paid_{number}"
-        whole, _ = run_edl(["sql", "--export", str(exported), statement], folder, environment)
+        statement_seconds, _ = run_edl(["sql", "--export", str(exported), statement], folder, environment)
         training, _ = run_edl(["run", str(exported / "job.yaml")], exported, environment)
-        rounds.append({"statement": whole, "training": training, "records": trained_records(exported)})
-        print_progress(f"statement {whole:.1f} s, training alone {training:.1f} s")
+        rounds.append({"statement": statement_seconds, "training": training, "records": trained_records(exported)})
+        print_progress(f"statement {statement_seconds:.1f} s, training alone {training:.1f} s")
         shutil.rmtree(exported)
     return rounds
 

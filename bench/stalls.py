@@ -56,8 +56,8 @@ class WorkerSteps:
 
     def steps_in_window(self, window: Window) -> NDArray[np.bool_]:
         """Which steps were under way at some time of the window."""
-        found: NDArray[np.bool_] = (self.end > window[0]) & (self.begin < window[1])
-        return found
+        under_way: NDArray[np.bool_] = (self.end > window[0]) & (self.begin < window[1])
+        return under_way
 
     def seconds_outside(self, windows: Sequence[Window]) -> Seconds:
         """What steps took that lie in no window, from the first one on."""
@@ -125,22 +125,22 @@ def checkpoint_windows(
 
 def windows_between(windows: Sequence[Window]) -> list[Window]:
     """Windows of the same lengths, half-way from each one to the next: what happens there no checkpoint has done."""
-    found = []
+    between = []
     for (since, until), (following, _) in pairwise(windows):
         middle, length = (until + following) / 2, until - since
         if length <= following - until:
-            found.append((middle - length / 2, middle + length / 2))
-    return found
+            between.append((middle - length / 2, middle + length / 2))
+    return between
 
 
 def beyond_usual(workers: Iterable[WorkerSteps], windows: Sequence[Window]) -> list[WorkerSteps]:
     """The same steps with what they took beyond the worker's median beside no window; without such steps, no worker."""
-    found = []
+    beyond = []
     for worker in workers:
         quiet = worker.seconds_outside(windows)
         if len(quiet):
-            found.append(replace(worker, step_seconds=worker.step_seconds - np.median(quiet)))
-    return found
+            beyond.append(replace(worker, step_seconds=worker.step_seconds - np.median(quiet)))
+    return beyond
 
 
 def longest_step(workers: Iterable[WorkerSteps], window: Window) -> float:

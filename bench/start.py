@@ -35,16 +35,16 @@ def import_seconds() -> float:
 def measure_phases(job: Path, digits: DigitsFolder) -> dict[str, float]:
     """Seconds from the start of the command to each thing that happens on the way to the first step."""
     with JobProcess(job, cwd=digits.folder) as run:
-        seen: dict[str, float] = {}
+        phases: dict[str, float] = {}
         stepped = first_step(run)
         for line in run.lines:
             name = _event_name(line)
-            if name and name not in seen:
-                seen[name] = line["time"] - run.began
-        seen["first step"] = stepped - run.began
+            if name and name not in phases:
+                phases[name] = line["time"] - run.began
+        phases["first step"] = stepped - run.began
         run.interrupt()
         run.wait()
-    return dict(sorted(seen.items(), key=lambda item: item[1]))
+    return dict(sorted(phases.items(), key=lambda item: item[1]))
 
 
 def first_step(run: JobProcess) -> float:

@@ -37,17 +37,17 @@ def part_of(module: str, thread: str, *, first: bool) -> str:
 
 def processor_seconds() -> Costs:
     """Seconds of processor time so far of the job that runs below this process, by part."""
-    found: Costs = dict.fromkeys(PARTS, 0.0)
+    costs: Costs = dict.fromkeys(PARTS, 0.0)
     for process in psutil.Process().children(recursive=True):
         try:
             words = process.cmdline()
             module = words[words.index("-m") + 1] if "-m" in words else ""
             for thread in process.threads():
                 name = Path(f"/proc/{process.pid}/task/{thread.id}/comm").read_text().strip()
-                found[part_of(module, name, first=thread.id == process.pid)] += thread.user_time + thread.system_time
+                costs[part_of(module, name, first=thread.id == process.pid)] += thread.user_time + thread.system_time
         except (psutil.NoSuchProcess, FileNotFoundError):
             continue  # it has just ended
-    return found
+    return costs
 
 
 def measure_costs(clicks: ClickLogFolder, batch: int, seconds: float) -> Costs:
@@ -66,18 +66,18 @@ def measure(given: argparse.Namespace) -> ScriptResult:
     rounds: dict[int, list[Costs]] = {batch: [] for batch in given.batches}
     with click_log_folder(max(given.records, BLOCKS * max(given.batches)), given.vocabulary) as clicks:
         for number in range(given.rounds):
-            for batch, found in rounds.items():
-                found.append(measure_costs(clicks, batch, given.seconds))
-                said = ", ".join(f"{part} {value:.1f}" for part, value in found[-1].items())
-                print_progress(f"round {number + 1} of {given.rounds}, batch {batch}: {said}")
+            for batch, batch_costs in rounds.items():
+                batch_costs.append(measure_costs(clicks, batch, given.seconds))
+                costs_text = ", ".join(f"{part} {value:.1f}" for part, value in batch_costs[-1].items())
+                print_progress(f"round {number + 1} of {given.rounds}, batch {batch}: {costs_text}")
     return ScriptResult("step_cost", tuple(figures(rounds)), {"rounds": rounds, "vocabulary": given.vocabulary})
 
 
 def figures(rounds: dict[int, list[Costs]]) -> Iterator[BenchFigure]:
-    for batch, taken in rounds.items():
+    for batch, batch_costs in rounds.items():
         for part in PARTS:
-            yield BenchFigure(f"DeepFM, batch {batch}, a step: {part}", median(one[part] for one in taken), "ms")
-        yield BenchFigure(f"DeepFM, batch {batch}: cores at work", median(one["cores"] for one in taken), "")
+            yield BenchFigure(f"DeepFM, batch {batch}, a step: {part}", median(one[part] for one in batch_costs), "ms")
+        yield BenchFigure(f"DeepFM, batch {batch}: cores at work", median(one["cores"] for one in batch_costs), "")
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -86,7 +86,7 @@ def generate_page(results: Sequence[Mapping[str, Any]]) -> str:
 
 def readme_numbers(results: Sequence[Mapping[str, Any]]) -> str:
     """The three numbers of the README; a result that is missing or failed is named as such."""
-    found = {(result["name"], each["measure"]): each for result in results for each in result["figures"]}
+    figures_by_measure = {(result["name"], each["measure"]): each for result in results for each in result["figures"]}
     chosen = [result for result in results if result["name"] in {name for name, _, _ in HEADLINES}]
     days: dict[str, set[str]] = {}
     for one in chosen:
@@ -94,7 +94,7 @@ def readme_numbers(results: Sequence[Mapping[str, Any]]) -> str:
     where = [f"{machine}, {' and '.join(sorted(dates))}" for machine, dates in days.items()] or ["not measured yet"]
     lines = [f"| measured on {'; '.join(where)}: all roles on one machine | |", "|---|---|"]
     for name, measure, text in HEADLINES:
-        figure = found.get((name, measure))
+        figure = figures_by_measure.get((name, measure))
         value = "not measured yet" if figure is None else format_quantity(figure["measured"], figure["unit"])
         lines.append(f"| {text} | {value} |")
     return "\n".join(lines)

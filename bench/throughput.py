@@ -40,16 +40,18 @@ def edl_rate(digits: DigitsFolder, epochs: int) -> tuple[float, dict[str, Any]]:
             time.sleep(POLL_SECONDS)
         summary = run.summary()
     total = summary["records_total"]
-    kept = {name: summary[name] for name in ("records_total", "records_repeated", "samples_per_second", "seconds")}
-    return steady_rate([sample for sample in samples if sample[1] <= END * total], int(BEGIN * total)), kept
+    summary_part = {
+        name: summary[name] for name in ("records_total", "records_repeated", "samples_per_second", "seconds")
+    }
+    return steady_rate([sample for sample in samples if sample[1] <= END * total], int(BEGIN * total)), summary_part
 
 
 def keras_rates(digits: DigitsFolder, epochs: int) -> dict[str, float]:
     """What keras_fit.py measures."""
     command = [sys.executable, str(FIT), str(digits.training_folder), "--epochs", str(epochs)]
     ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    found: dict[str, float] = json.loads(ran.stdout)
-    return found
+    rates: dict[str, float] = json.loads(ran.stdout)
+    return rates
 
 
 def measure(arguments: argparse.Namespace) -> ScriptResult:
@@ -69,7 +71,7 @@ def measure(arguments: argparse.Namespace) -> ScriptResult:
 
 def figures(ours: list[float], theirs: list[dict[str, float]]) -> tuple[BenchFigure, ...]:
     def best_rate(*names: str) -> float:
-        return max(median(taken[name] for taken in theirs) for name in names)
+        return max(median(rates[name] for rates in theirs) for name in names)
 
     rate, single, many = median(ours), best_rate("fit_1", "fit_1_xla"), best_rate("fit_32", "fit_32_xla")
     return (

@@ -95,9 +95,9 @@ class TrainingSides:
         self._resources.close()
 
     def _arguments(self, side: int) -> list[str]:
-        given = self._given
-        values = {"folder": self._folder, "data": self._data, "model": self._model, "minibatch": given.minibatch}
-        values |= {"processes": given.processes, "side": side}
+        arguments = self._given
+        values = {"folder": self._folder, "data": self._data, "model": self._model, "minibatch": arguments.minibatch}
+        values |= {"processes": arguments.processes, "side": side}
         return [text for name, value in values.items() for text in (f"--{name}", str(value))]
 
     def _write_job(self) -> Path:
@@ -116,9 +116,9 @@ class TrainingSides:
 
     def _start(self, command: Sequence[str]) -> None:
         environment = {**os.environ, "PYTHONPATH": str(PLATFORM)}
-        with (self._folder / f"said-{len(self._processes)}").open("wb") as said:
+        with (self._folder / f"said-{len(self._processes)}").open("wb") as output:
             self._processes.append(
-                subprocess.Popen(command, cwd=self._folder, env=environment, stdout=said, stderr=said)
+                subprocess.Popen(command, cwd=self._folder, env=environment, stdout=output, stderr=output)
             )
 
     def _say(self, side: int) -> None:
@@ -130,8 +130,8 @@ class TrainingSides:
         while len(list(self._folder.glob("ready-*"))) < count:
             ended = [process for process in self._processes if process.poll() is not None]
             if ended or time.monotonic() > until:
-                said = "\n".join(file.read_text(errors="replace")[-2000:] for file in self._folder.glob("said-*"))
-                raise RuntimeError(f"not all processes train:\n{said}")
+                outputs = "\n".join(file.read_text(errors="replace")[-2000:] for file in self._folder.glob("said-*"))
+                raise RuntimeError(f"not all processes train:\n{outputs}")
             time.sleep(SETTLE_SECONDS)
 
     def _end(self) -> None:
@@ -170,11 +170,11 @@ def measure_model(sides: TrainingSides, rounds: int) -> tuple[str, list[tuple[Ra
     best = max(tried, key=lambda name: median(tried[name]))
     print_progress(", ".join(f"{name} {median(rates):,.0f}/s" for name, rates in tried.items()))
     peer = JOB + 1 + list(PEERS).index(best)
-    found = []
+    round_rates = []
     for number in range(rounds):
         rates = {side: sides.measure_rate(side) for side in ((JOB, peer) if number % 2 else (peer, JOB))}
-        found.append((rates[JOB], rates[peer]))
-    return best, found
+        round_rates.append((rates[JOB], rates[peer]))
+    return best, round_rates
 
 
 def measure(given: argparse.Namespace) -> ScriptResult:

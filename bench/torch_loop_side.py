@@ -141,12 +141,12 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--index", type=int, default=0)
     parser.add_argument("--loaders", type=int, default=0, help="processes of the DataLoader")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    if given.form == "edl":
-        sharded_batches(given)
+    if arguments.form == "edl":
+        sharded_batches(arguments)
     else:
-        train(own_batches(given), given, f"{given.side}-{given.index}")
+        train(own_batches(arguments), arguments, f"{arguments.side}-{arguments.index}")
 
 
 if __name__ == "__main__":
