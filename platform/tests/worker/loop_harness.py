@@ -274,10 +274,10 @@ class MemoryReader:
         self.reads.append((start, end))
         for index in range(start, end):
             if index in self.corrupt:
-                found = CorruptRange(source, index, index + 1, 0, 0, "checksum")
+                corrupt_range = CorruptRange(source, index, index + 1, 0, 0, "checksum")
                 if on_corrupt is None:
-                    raise CorruptRecordError(found)
-                on_corrupt(found)
+                    raise CorruptRecordError(corrupt_range)
+                on_corrupt(corrupt_range)
         return [record(i).tobytes() for i in range(start, end) if i not in self.corrupt]
 
 
@@ -374,11 +374,11 @@ class LoopHarness:
         self.master.stop()
         asking = threading.Thread(target=self.leases.run, daemon=True)
         asking.start()
-        taken = []
+        leased_tasks = []
         while (leased := self.leases.next_task()) is not None:
-            taken.append(leased)
+            leased_tasks.append(leased)
             self.leases.release_slot(leased)
-        return taken
+        return leased_tasks
 
     def trainer(
         self,

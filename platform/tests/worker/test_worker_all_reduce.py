@@ -200,7 +200,7 @@ def test_all_ranks_pause_for_an_evaluation_and_have_the_same_variables(folder, w
         for _, step, total in job.evaluated:
             totals.setdefault(step, set()).add(total)
         assert sorted(totals) == begun
-        assert all(len(found) == 1 for found in totals.values())
+        assert all(len(step_totals) == 1 for step_totals in totals.values())
 
 
 def test_the_step_of_max_steps_is_evaluated_once(folder):
@@ -220,7 +220,7 @@ def test_an_evaluating_worker_is_killed(folder):
         totals: dict[int, set[float]] = {}
         for _, step, total in job.evaluated:
             totals.setdefault(step, set()).add(total)
-        assert all(len(found) == 1 for found in totals.values())
+        assert all(len(step_totals) == 1 for step_totals in totals.values())
 
 
 @pytest.mark.repetition

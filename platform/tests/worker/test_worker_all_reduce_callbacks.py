@@ -134,8 +134,8 @@ def check_calls(job: AllReduceJob) -> None:
         assert steps == sorted(set(steps)), rank.uid
         for step, *call in rank.callbacks.calls:
             assert call_of_step.setdefault(step, tuple(call)) == tuple(call), (rank.uid, step)
-    made = max(rank.replica.updates for rank in job.ranks)
-    assert sorted(call_of_step) == list(range(made))
+    updates = max(rank.replica.updates for rank in job.ranks)
+    assert sorted(call_of_step) == list(range(updates))
 
 
 def own(after_step: Callable[[RecordedCallbacks, int], None], *indices: int) -> Callable[[Rank], None]:

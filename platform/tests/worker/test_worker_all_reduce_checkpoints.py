@@ -127,12 +127,12 @@ class CheckedJob(AllReduceJob):
 def pending_ranges(ledger: Ledger, snapshot) -> list[tuple[int, int]]:
     """The records that a ledger calls not done."""
     ledger.restore_snapshot(snapshot)
-    found = []
+    ranges = []
     while (work := ledger.next_range(worker="w")) is not None:
-        number = len(found) + 1
+        number = len(ranges) + 1
         ledger.grant_range(number, work, "w")
-        found.append((work.start, work.end))
-    return found
+        ranges.append((work.start, work.end))
+    return ranges
 
 
 def must_copy_at(rank: Rank, step: int) -> bool:

@@ -242,8 +242,8 @@ def test_a_sum_beyond_float16_is_an_error_on_all_ranks(folder):
     with RankThreads(NUMPY[1], folder, most=2) as threads, threads.round(2) as ranks:
         for replica in replicas:
             replica.buffers[1][:] = 40_000
-        found = threads.outcomes(lambda rank: sums[rank.rank].reduce(rank, b"", 0, has_gradient=True), ranks)
-        assert [isinstance(error, BadInputError) for error in found] == [True, True]
+        outcomes = threads.outcomes(lambda rank: sums[rank.rank].reduce(rank, b"", 0, has_gradient=True), ranks)
+        assert [isinstance(error, BadInputError) for error in outcomes] == [True, True]
         # Dynamic loss scaling expects it, skips the step and lowers its scale.
         for replica in replicas:
             replica.skips_infinite_gradients = True

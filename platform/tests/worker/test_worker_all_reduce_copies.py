@@ -46,8 +46,8 @@ def check_evaluations(job: AllReduceJob) -> None:
     for number, (_, applied) in enumerate(job.step_records(), start=1):
         records += len(applied)
         records_after[number] = records
-    for step, found in totals.items():
-        assert found == {records_after[step]}, step
+    for step, step_totals in totals.items():
+        assert step_totals == {records_after[step]}, step
     assert all(step % EVERY == 0 for step in begun_steps(job)[:-1])
 
 

@@ -306,7 +306,7 @@ def test_all_messages_of_a_thousand_ranks_arrive(feed):
     message = StepMessage(tuple(Share(lease, 0, 1) for lease in range(100))).encode()
     steps.add_step([message] * 1000, (np.ones(4),))
     steps.end_round()
-    states, found, bodies = b"", [], []
+    states, messages, bodies = b"", [], []
     connection.set_limits(FrameLimits(MAX_META_BYTES, 1 << 16))
     while (frame := connection.receive()).kind is not FrameKind.ROUND_END:
         if frame.kind is FrameKind.ROUND_STATE:
@@ -314,11 +314,11 @@ def test_all_messages_of_a_thousand_ranks_arrive(feed):
             states += state.shares
         else:
             state = pb.RoundStep.FromString(frame.meta)
-            found += state.messages
+            messages += state.messages
         bodies.append((state.continues, bytes(frame.body)))
     connection.close()
     assert states == shares
-    assert found == [message] * 1000
+    assert messages == [message] * 1000
     assert [body for continues, body in bodies if not continues] == [np.arange(4.0).tobytes(), np.ones(4).tobytes()]
     assert {body for continues, body in bodies if continues} == {b""}
 
@@ -383,10 +383,10 @@ def follower(folder):
         view = RoundView(version=1, round=RoundId(1, 1), phase=RoundPhase.RUNNING, source_address=listener.address)
         world._view = view
         size = replica.pack_state().nbytes
-        made = StepFollower(
+        round_follower = StepFollower(
             "w", replica, world, TOKEN, size, lambda outcome: None, lambda epoch, step: None, must_end=lambda: False
         )
-        yield lambda *frames: (sent.extend(frames), made.follow(view)), replica, world
+        yield lambda *frames: (sent.extend(frames), round_follower.follow(view)), replica, world
 
 
 SHARES = b'{"after": 0, "step": 3, "done": [], "newest": []}'

@@ -155,17 +155,17 @@ def test_a_step_of_two_updates_is_made_again_from_its_first_update(folder):
     ],
 )
 def test_a_gradient_counts_for_the_same_step_records_and_state(step, shares, digest, is_found):
-    kept, message = KeptGradient(), StepMessage(SHARES, True, 4.0, 0.5)
-    kept.keep(7, message)
-    assert kept.find(7, SHARES) is None, "its round goes on: nobody has compared the states"
-    kept.end_round(11)
-    kept.start_round(digest)
-    assert (kept.find(step, shares) == message) == is_found
+    kept_gradient, message = KeptGradient(), StepMessage(SHARES, True, 4.0, 0.5)
+    kept_gradient.keep(7, message)
+    assert kept_gradient.find(7, SHARES) is None, "its round goes on: nobody has compared the states"
+    kept_gradient.end_round(11)
+    kept_gradient.start_round(digest)
+    assert (kept_gradient.find(step, shares) == message) == is_found
 
 
 def test_a_gradient_keeps_the_digest_of_its_own_state_if_a_round_ends_before_it_started():
-    kept = KeptGradient()
-    kept.keep(7, StepMessage(SHARES, True, 4.0, 0.5))
-    assert kept.lacks_digest
-    kept.end_round(11)
-    assert not kept.lacks_digest
+    kept_gradient = KeptGradient()
+    kept_gradient.keep(7, StepMessage(SHARES, True, 4.0, 0.5))
+    assert kept_gradient.lacks_digest
+    kept_gradient.end_round(11)
+    assert not kept_gradient.lacks_digest

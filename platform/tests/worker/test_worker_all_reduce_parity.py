@@ -147,8 +147,8 @@ def train_densely(ranks: Ranks, dtype: str, steps: list[list[int]]) -> list[np.n
 
 
 def assert_equal_norms(found: list[np.ndarray[Any, Any]], expected: list[np.ndarray[Any, Any]], bound: float) -> None:
-    for one, other in zip(found, expected, strict=True):
-        difference = np.linalg.norm(one.astype(np.float64) - other.astype(np.float64))
+    for array, other in zip(found, expected, strict=True):
+        difference = np.linalg.norm(array.astype(np.float64) - other.astype(np.float64))
         assert difference <= bound * np.linalg.norm(other.astype(np.float64))
 
 

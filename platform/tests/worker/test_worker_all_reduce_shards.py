@@ -121,8 +121,8 @@ def test_a_writer_is_killed_between_its_copy_and_its_report(
         job.hurry()
         job.wait_for_end()
     # The others may tell of the loss before the cluster does.
-    said = ("has ended", "has left the others", "the workers have changed")
-    assert any(words in reason for reason in job.called_off() for words in said), job.called_off()
+    phrases = ("has ended", "has left the others", "the workers have changed")
+    assert any(words in reason for reason in job.called_off() for words in phrases), job.called_off()
     assert job.checked[-1] == job.state.step
 
 

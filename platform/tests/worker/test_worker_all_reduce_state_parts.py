@@ -150,17 +150,17 @@ class Following:
 
 @pytest.fixture
 def following(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Following]:
-    made = Following(folder)
+    following_worker = Following(folder)
     send = BulkConnection.send
 
     def note_request(connection: BulkConnection, kind: FrameKind, meta: bytes = b"", buffers: Any = ()) -> None:
         if kind is FrameKind.FETCH_PARTS:
-            made.fetched.append(list(pb.FetchParts.FromString(meta).parts))
+            following_worker.fetched.append(list(pb.FetchParts.FromString(meta).parts))
         send(connection, kind, meta, buffers)
 
     monkeypatch.setattr(BulkConnection, "send", note_request)
-    yield made
-    made.close()
+    yield following_worker
+    following_worker.close()
 
 
 def chosen_step(following: Following) -> int:
@@ -243,10 +243,10 @@ def test_a_part_with_another_checksum_is_fetched_from_the_source(
         checksum = step_feed.pieces_checksum
 
         def damage(pieces: Any) -> int:
-            found = checksum(pieces)
+            result = checksum(pieces)
             if any(np.shares_memory(piece, array) for piece in pieces):
                 array[:] = 7
-            return found
+            return result
 
         monkeypatch.setattr(step_feed, "pieces_checksum", damage)
         return shares, [array]
@@ -311,17 +311,17 @@ def test_a_member_holds_only_the_part_that_it_sends(following: Following) -> Non
         limits = FrameLimits(1 << 16, 8 * elements)
         connection = BulkConnection(client.release_socket(), "a member", limits, 5.0)
     following.wait(lambda: member.feed._waiting)
-    found: list[weakref.ref[Any]] = []
+    array_refs: list[weakref.ref[Any]] = []
 
     def hold() -> tuple[bytes, list[np.ndarray[Any, Any]]]:
         arrays = [np.full(elements, float(number)) for number in range(3)]
-        found.extend(map(weakref.ref, arrays))
+        array_refs.extend(map(weakref.ref, arrays))
         return SHARES, arrays
 
     for step in range(following.step + 1, member.feed._waiting[0].at_step + 1):
         member.feed.serve_waiting(ROUND, step, hold)
     # It is more than the socket takes, so that it is still being sent.
-    assert [array() is not None for array in found] == [False, True, False]
+    assert [array() is not None for array in array_refs] == [False, True, False]
     np.testing.assert_array_equal(np.frombuffer(connection.receive().body), np.full(elements, 1.0))
     connection.close()
 
@@ -391,25 +391,25 @@ def join_until(job: AllReduceJob, condition: Callable[[], Any]) -> list[Rank]:
 
 
 def test_a_worker_joins_with_parts_from_all_nodes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[list[int]] = []
+    noted_parts: list[list[int]] = []
     wait = state_parts.StateParts.wait
 
     def note_missing(parts: Any, state: memoryview, must_end: Callable[[], bool]) -> list[int]:
         missing = wait(parts, state, must_end)
-        found.append([parts.parts, *missing])
+        noted_parts.append([parts.parts, *missing])
         return missing
 
     monkeypatch.setattr(state_parts.StateParts, "wait", note_missing)
     with start_job(folder) as job:
         # The third one may have joined the two others so as well.
-        found.clear()
-        *_, joined = started = join_until(job, lambda: found)
+        noted_parts.clear()
+        *_, joined = started = join_until(job, lambda: noted_parts)
         job.wait_for_round(3 + len(started))
         job.hurry()
         job.wait_for_end()
         announced = next(e for e in job.journal if isinstance(e, WorldAnnounced) and joined.uid in e.members)
         assert joined.uid in announced.holders
-    assert found[0] in ([3], [4])
+    assert noted_parts[0] in ([3], [4])
 
 
 @pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.repetition)])

@@ -51,13 +51,13 @@ def read_all(reader: RecordIOReader, allowed: int) -> int:
 @given(chunks=st.sets(st.integers(0, CHUNKS - 1), min_size=1))
 def test_following_the_hint_leads_past_a_chunk_at_a_time(intact_file: Path, chunks: set[int]) -> None:
     reader, allowed = damaged(intact_file, sorted(chunks)), 0
-    for found in range(1, len(chunks) + 1):
+    for chunk_count in range(1, len(chunks) + 1):
         with pytest.raises(CorruptRecordError) as caught:
             read_all(reader, allowed)
-        said = re.search(r"at least (\d+)", str(caught.value))
-        assert said is not None
-        allowed = int(said[1])
-        assert allowed == found * CHUNK
+        match = re.search(r"at least (\d+)", str(caught.value))
+        assert match is not None
+        allowed = int(match[1])
+        assert allowed == chunk_count * CHUNK
     assert read_all(reader, allowed) == len(chunks) * CHUNK
 
 

@@ -40,15 +40,15 @@ def test_only_the_sets_that_a_run_uses_are_opened_and_described(task: str, used:
         names.append(name)
         return opened(name)
 
-    found = json.loads(describe_data_sets(DATA, open_named, task=task))
-    assert found == {name: [[f"{name}-0", 5], [f"{name}-1", 7]] for name in used}
+    described = json.loads(describe_data_sets(DATA, open_named, task=task))
+    assert described == {name: [[f"{name}-0", 5], [f"{name}-1", 7]] for name in used}
     assert set(names) == set(used)
 
 
 def test_the_blocks_of_the_training_records_are_told_where_they_may_be_shuffled() -> None:
     reader = SimpleNamespace(sources=lambda: [RecordSource("s", 12)], blocks=lambda source: BlockSizes([5, 5, 2], 1200))
-    told = json.loads(describe_data_sets(DATA, lambda name: reader, task="train"))  # type: ignore[arg-type, return-value]
-    assert told["blocks"] == {"runs": [[[5, 2], [2, 1]]], "record_bytes": 100}
+    described = json.loads(describe_data_sets(DATA, lambda name: reader, task="train"))  # type: ignore[arg-type, return-value]
+    assert described["blocks"] == {"runs": [[[5, 2], [2, 1]]], "record_bytes": 100}
     for other in ({"task": "train", "shuffle_window": 0}, {"task": "predict"}, {"task": "evaluate"}):
         assert "blocks" not in json.loads(describe_data_sets(DATA, lambda name: reader, **other))  # type: ignore[arg-type, return-value]
 

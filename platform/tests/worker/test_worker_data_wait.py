@@ -27,14 +27,14 @@ class Worker:
             self.is_closed = True
 
     def run(self, count: int) -> list[int]:
-        taken = []
+        minibatches = []
         measured = measure_wait(
             self.minibatches(count), lambda topic, text: self.warnings.append((topic, text)), lambda: self.now
         )
         for minibatch in measured:
-            taken.append(minibatch)
+            minibatches.append(minibatch)
             self.now += self.train
-        return taken
+        return minibatches
 
 
 def test_a_worker_that_waits_for_data_says_so_once() -> None:

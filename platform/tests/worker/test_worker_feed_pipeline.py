@@ -67,13 +67,13 @@ def test_every_window_is_one_minibatch_and_feed_is_traced_once() -> None:
         calls.append((mode, metadata))
         return dataset.map(pair).shuffle(100)
 
-    found = list(feed_minibatches(feed, "training", "about", windows(8)))
+    minibatches = list(feed_minibatches(feed, "training", "about", windows(8)))
     assert calls == [("training", "about")]
-    assert [minibatch.tag for minibatch in found] == [0, 1, 2]
-    assert [sorted(minibatch.labels.numpy()) for minibatch in found] == [
+    assert [minibatch.tag for minibatch in minibatches] == [0, 1, 2]
+    assert [sorted(minibatch.labels.numpy()) for minibatch in minibatches] == [
         list(range(8)), list(range(8, 16)), list(range(16, 20))
     ]  # fmt: skip
-    for minibatch in found:
+    for minibatch in minibatches:
         np.testing.assert_array_equal(minibatch.features[:, 0], minibatch.labels)
 
 
@@ -266,9 +266,9 @@ def parts_of(record: Any) -> Any:
 )  # fmt: skip
 def test_steps_within_a_record_and_those_that_change_nothing_are_fine(feed: Any) -> None:
     single = feed(tf.data.Dataset.from_tensor_slices(RECORDS), "training", None)
-    found = list(feed_minibatches(feed, "training", None, windows()))
-    assert sorted(y for each in found for y in each.labels.numpy()) == sorted(int(y) for x, y in single)
-    for each in found:
+    minibatches = list(feed_minibatches(feed, "training", None, windows()))
+    assert sorted(y for each in minibatches for y in each.labels.numpy()) == sorted(int(y) for x, y in single)
+    for each in minibatches:
         np.testing.assert_array_equal(each.features[:, 0], each.labels)
 
 
@@ -284,8 +284,8 @@ def test_prediction_has_features_alone_and_rows_of_a_table_are_cells() -> None:
 
 
 def test_a_window_that_feed_filters_away_has_no_features() -> None:
-    found = feed_minibatches(lambda d, m, i: d.map(pair).filter(lambda x, y: y >= 6), "training", None, windows())
-    assert [(m.tag, None if m.features is None else m.features.shape[0]) for m in found] == [
+    minibatches = feed_minibatches(lambda d, m, i: d.map(pair).filter(lambda x, y: y >= 6), "training", None, windows())
+    assert [(m.tag, None if m.features is None else m.features.shape[0]) for m in minibatches] == [
         (0, None), (1, 2), (2, 4), (3, 4), (4, 4)
     ]  # fmt: skip
 
@@ -320,12 +320,12 @@ def parse_cells(dataset: Any, mode: str, metadata: Any) -> Any:
 def test_records_that_feed_cannot_take_are_named(skipped: int, place: str) -> None:
     rows = [["1", "2"]] * 4
     bad = RecordWindow([*rows[:2], ["cheap", "2"], rows[3]], skipped, "prices.csv", 4)
-    found = feed_minibatches(
+    minibatches = feed_minibatches(
         parse_cells, "training", None, iter([(0, RecordWindow(rows, 0, "prices.csv", 0)), (1, bad)])
     )
-    next(found)
+    next(minibatches)
     with pytest.raises(FeedError, match=r"feed\(\) raised .*cheap.*, " + place) as caught:
-        next(found)
+        next(minibatches)
     assert caught.value.tag == 1
 
 
@@ -344,8 +344,8 @@ def test_a_feed_that_cannot_be_traced_is_not_blamed_on_records() -> None:
 
 
 def test_batches_that_are_unbatched_again_are_fine() -> None:
-    found = list(feed_minibatches(lambda d, m, i: d.map(pair).batch(3).unbatch(), "training", None, windows()))
-    assert [minibatch.features.shape for minibatch in found] == [(4, 2)] * 5
+    minibatches = list(feed_minibatches(lambda d, m, i: d.map(pair).batch(3).unbatch(), "training", None, windows()))
+    assert [minibatch.features.shape for minibatch in minibatches] == [(4, 2)] * 5
 
 
 def parse_in_bulk(records: Any) -> Any:
@@ -428,13 +428,13 @@ def test_a_data_set_that_feed_has_made_of_more_rows_is_taken_apart() -> None:
     def parse_every_other(records: Any) -> Any:
         return parse_in_bulk(records[::2])
 
-    found = list(feed_minibatches(feed, "training", None, windows()))
-    assert [minibatch.labels.numpy().tolist() for minibatch in found] == np.arange(20).reshape(5, 4).tolist()
+    minibatches = list(feed_minibatches(feed, "training", None, windows()))
+    assert [minibatch.labels.numpy().tolist() for minibatch in minibatches] == np.arange(20).reshape(5, 4).tolist()
 
 
 def test_a_data_set_that_was_made_before_feed_was_called_can_be_used() -> None:
-    made = tf.data.Dataset.from_tensor_slices([[1.0, 2.0], [3.0, 4.0]]).map(lambda x: (x, x[0]))
-    for dataset in (made, made.batch(2).unbatch()):
+    prepared = tf.data.Dataset.from_tensor_slices([[1.0, 2.0], [3.0, 4.0]]).map(lambda x: (x, x[0]))
+    for dataset in (prepared, prepared.batch(2).unbatch()):
         (minibatch,) = feed_minibatches(lambda d, m, i, made=dataset: made, "training", None, windows(4, 4))
         np.testing.assert_array_equal(minibatch.labels, [1, 3])
 
@@ -459,11 +459,11 @@ def test_a_bulk_feed_that_keeps_nothing_has_no_features(size: int) -> None:
 
     def only_large(records: Any) -> Any:
         example = tf.io.parse_example(records, SPEC)
-        kept = example["y"] >= 6
-        return tf.boolean_mask(example["x"], kept), tf.boolean_mask(example["y"], kept)
+        is_large = example["y"] >= 6
+        return tf.boolean_mask(example["x"], is_large), tf.boolean_mask(example["y"], is_large)
 
-    found = feed_minibatches(feed, "training", None, windows())
-    assert [0 if m.features is None else m.features.shape[0] for m in found] == [0, 2, 4, 4, 4]
+    minibatches = feed_minibatches(feed, "training", None, windows())
+    assert [0 if m.features is None else m.features.shape[0] for m in minibatches] == [0, 2, 4, 4, 4]
 
 
 @pytest.mark.parametrize("mode", ["training", "evaluation", "prediction"])
@@ -527,28 +527,28 @@ def test_errors_of_the_windows_come_out_as_they_are_after_what_was_before() -> N
         yield 0, window(0, 2)
         raise CorruptRecordError(CorruptRange("file", 2, 3, None, 20, "checksum"))
 
-    found = feed_minibatches(lambda d, m, i: d.map(pair), "training", None, broken())
-    assert next(found).tag == 0
+    minibatches = feed_minibatches(lambda d, m, i: d.map(pair), "training", None, broken())
+    assert next(minibatches).tag == 0
     with pytest.raises(CorruptRecordError, match="checksum"):
-        next(found)
+        next(minibatches)
 
 
 def test_it_runs_ahead_by_so_many_windows_and_ends_when_it_is_closed() -> None:
-    taken, ended = [], threading.Event()
+    tags, ended = [], threading.Event()
 
     def counted() -> Iterator[tuple[int, RecordWindow]]:
         try:
             for tag in range(1000):
-                taken.append(tag)
+                tags.append(tag)
                 yield tag, window(0, 2)
         finally:
             ended.set()
 
-    found = feed_minibatches(lambda d, m, i: d.map(pair), "training", None, counted(), prefetch=2)
-    next(found)
-    found.close()  # type: ignore[attr-defined]
+    minibatches = feed_minibatches(lambda d, m, i: d.map(pair), "training", None, counted(), prefetch=2)
+    next(minibatches)
+    minibatches.close()  # type: ignore[attr-defined]
     assert ended.wait(20)
-    assert len(taken) < 10
+    assert len(tags) < 10
 
 
 class PooledFeed:
@@ -592,8 +592,8 @@ def test_windows_that_are_fed_at_the_same_time_come_in_their_order() -> None:
                 second.set()
         return 10 * number
 
-    found = list(feed_in_background(pooled_feed(change), numbered_windows(6)))
-    assert [(each.tag, each.labels.numpy().tolist()) for each in found] == [(tag, [10 * tag]) for tag in range(6)]
+    minibatches = list(feed_in_background(pooled_feed(change), numbered_windows(6)))
+    assert [(each.tag, each.labels.numpy().tolist()) for each in minibatches] == [(tag, [10 * tag]) for tag in range(6)]
 
 
 def test_a_window_that_cannot_be_fed_ends_it_after_those_before_it() -> None:
@@ -602,10 +602,10 @@ def test_a_window_that_cannot_be_fed_ends_it_after_those_before_it() -> None:
             raise ValueError("no third")
         return number
 
-    found = feed_in_background(pooled_feed(change), numbered_windows(6))
-    assert [next(found).tag for _ in range(2)] == [0, 1]
+    minibatches = feed_in_background(pooled_feed(change), numbered_windows(6))
+    assert [next(minibatches).tag for _ in range(2)] == [0, 1]
     with pytest.raises(FeedError, match="no third"):
-        next(found)
+        next(minibatches)
 
 
 def test_an_error_before_the_first_window_comes_out_too() -> None:
@@ -625,15 +625,15 @@ def test_a_minibatch_comes_while_the_next_window_is_waited_for() -> None:
     trained = threading.Event()
 
     def waiting() -> Iterator[tuple[int, RecordWindow]]:
-        for tag, made in numbered_windows(3):
+        for tag, record_window in numbered_windows(3):
             if tag == 2:
                 assert trained.wait(20)
-            yield tag, made
+            yield tag, record_window
 
-    found = feed_in_background(pooled_feed(lambda number: number), waiting())
-    assert [next(found).tag for _ in range(2)] == [0, 1]
+    minibatches = feed_in_background(pooled_feed(lambda number: number), waiting())
+    assert [next(minibatches).tag for _ in range(2)] == [0, 1]
     trained.set()
-    assert [each.tag for each in found] == [2]
+    assert [each.tag for each in minibatches] == [2]
 
 
 def test_a_ctrl_c_in_the_middle_of_a_wait_ends_it_though_its_lock_stays_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -854,9 +854,9 @@ def test_an_image_inside_of_an_example_is_skipped_and_counted_too(as_list: bool)
         serialize_example({"label": number, "image": image, "names": [b"x", image] if as_list else b"x"})
         for number, image in enumerate([good_image(), BAD_IMAGE, good_image()])
     ]
-    made = feed.make_minibatch(0, RecordWindow(records, 0, "x.tfrecord", 0, skip_image=skipper.skip_image))
-    assert made is not None
-    assert (made.labels.numpy().tolist(), made.skipped_images, skipper.count) == ([0, 2], 1, 1)
+    minibatch = feed.make_minibatch(0, RecordWindow(records, 0, "x.tfrecord", 0, skip_image=skipper.skip_image))
+    assert minibatch is not None
+    assert (minibatch.labels.numpy().tolist(), minibatch.skipped_images, skipper.count) == ([0, 2], 1, 1)
     with pytest.raises(FeedError, match="record 1 of x") as raised:
         feed.make_minibatch(0, RecordWindow(records, 0, "x.tfrecord", 0))
     assert "data.max_corrupt_records" in (raised.value.hint or "")
@@ -896,8 +896,8 @@ def test_skipped_images_are_reported_with_their_step() -> None:
     )
     task = LeasedTask(1, "training", "pets", 0, 3, minibatch_size=2)
     stream.add_task(task)
-    found = [(step.record_count, step.skipped_records) for step in stream.load_steps(task)]
-    assert found == [(1, 1), (1, 0)]
+    steps = [(step.record_count, step.skipped_records) for step in stream.load_steps(task)]
+    assert steps == [(1, 1), (1, 0)]
     stream.close()
 
 
@@ -929,8 +929,8 @@ def test_images_are_decoded_by_as_many_threads_as_the_worker_has_cores(
         assert minibatch is not None
         assert minibatch.labels.numpy().tolist() == [0, 1, 2]
         operations = traced_operations(feed, images_window([good_image()], CorruptRecordSkipper(0)))
-        found = [each for each in operations if each.type == "PrivateThreadPoolDataset"]
-        assert [tf.get_static_value(each.inputs[1]) for each in found] == threads
+        thread_pools = [each for each in operations if each.type == "PrivateThreadPoolDataset"]
+        assert [tf.get_static_value(each.inputs[1]) for each in thread_pools] == threads
 
 
 def test_images_that_feed_decodes_in_bulk_get_these_threads_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,13 +48,13 @@ def test_two_slabs_are_enough_when_nobody_keeps_one() -> None:
 def test_what_a_tensor_holds_is_not_overwritten(views: int) -> None:
     slabs = pair()
     traced = TracedFunction(lambda values: tf.reshape(values, [-1, 2]))
-    kept = []
+    tensors = []
     for step in range(5):
         values = arrive(slabs, step)
-        kept += [traced(slabs.lend()) for _ in range(views)]  # the same values may be asked for again
-        assert np.shares_memory(as_array(kept[-1]), values)
+        tensors += [traced(slabs.lend()) for _ in range(views)]  # the same values may be asked for again
+        assert np.shares_memory(as_array(tensors[-1]), values)
         del values
-    for at, tensor in enumerate(kept):
+    for at, tensor in enumerate(tensors):
         np.testing.assert_array_equal(as_array(tensor), at // views)
 
 
@@ -99,5 +99,5 @@ def test_gradients_and_what_a_model_keeps_stay_as_they_were() -> None:
         steps.append(net.train(values, {}, RECORDS, RECORDS))
         assert not np.shares_memory(steps[-1].flat_gradients, values)
         del values
-    for step, made in enumerate(steps):
-        np.testing.assert_array_equal(made.flat_gradients, step)
+    for step, result in enumerate(steps):
+        np.testing.assert_array_equal(result.flat_gradients, step)

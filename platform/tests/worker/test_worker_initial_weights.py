@@ -99,9 +99,9 @@ def test_counters_and_statistics_in_float64_are_those_of_a_checkpoint(tmp_path: 
     trained = build_trained(load(tmp_path))
     path = tmp_path / "shard.safetensors"
     write_array_file(path, trained.state_arrays(), {})
-    found = build(load(tmp_path), rank_seed=rank_seed, seed=9, initial=InitialWeights.open(path))
-    assert_same_weights(found, trained)
-    seeds = [np.asarray(v).tolist() for v in found.model.variables if is_seed_state(v)]
+    initialized = build(load(tmp_path), rank_seed=rank_seed, seed=9, initial=InitialWeights.open(path))
+    assert_same_weights(initialized, trained)
+    seeds = [np.asarray(v).tolist() for v in initialized.model.variables if is_seed_state(v)]
     expected = build(load(tmp_path), rank_seed=rank_seed, seed=9)
     assert seeds == [np.asarray(v).tolist() for v in expected.model.variables if is_seed_state(v)]
 
@@ -118,9 +118,9 @@ def test_counters_and_statistics_in_float64_are_those_of_a_keras_file(tmp_path: 
 def test_weights_of_parameter_servers_have_no_counters(tmp_path: Path) -> None:
     trained, path = build_trained(load(tmp_path)), tmp_path / "shard.safetensors"
     write_array_file(path, {n: v for n, v in trained.state_arrays().items() if n.startswith("dense/")}, {})
-    found = build(load(tmp_path), initial=InitialWeights.open(path))
-    np.testing.assert_array_equal(found.model.weights[0], trained.model.weights[0])
-    assert [int(v) for v in found.model.weights if v.dtype == "int32"] == [0]
+    initialized = build(load(tmp_path), initial=InitialWeights.open(path))
+    np.testing.assert_array_equal(initialized.model.weights[0], trained.model.weights[0])
+    assert [int(v) for v in initialized.model.weights if v.dtype == "int32"] == [0]
 
 
 @pytest.mark.parametrize("front", [False, True])
@@ -129,8 +129,8 @@ def test_a_layer_with_random_numbers_may_come_or_go(tmp_path: Path, rank_seed: i
     path = tmp_path / "shard.safetensors"
     trained = build_trained(load(tmp_path, front=not front))
     write_array_file(path, trained.state_arrays(), {})
-    found = build(load(tmp_path, "changed", front=front), rank_seed=rank_seed, initial=InitialWeights.open(path))
-    assert_same_weights(found, trained)
+    initialized = build(load(tmp_path, "changed", front=front), rank_seed=rank_seed, initial=InitialWeights.open(path))
+    assert_same_weights(initialized, trained)
 
 
 @pytest.mark.parametrize("dtype", ["int64", "uint32"])

@@ -24,12 +24,12 @@ def test_one_lease_is_held_ahead_and_the_next_question_waits_for_room() -> None:
     master = ScriptedMaster()
     master.grant(*(task(number, 0, 4) for number in range(1, 5)))
     master.stop()
-    held: list[int] = []
+    held_leases: list[int] = []
     two, three = threading.Event(), threading.Event()
 
     def hold(leased: LeasedTask) -> None:
-        held.append(leased.lease_id - LEASE)
-        {2: two, 3: three}.get(len(held), threading.Event()).set()
+        held_leases.append(leased.lease_id - LEASE)
+        {2: two, 3: three}.get(len(held_leases), threading.Event()).set()
 
     leases = LeaseClient(session(master), hold, tuple, wait_seconds=0)
     asking = threading.Thread(target=leases.run)
@@ -37,16 +37,16 @@ def test_one_lease_is_held_ahead_and_the_next_question_waits_for_room() -> None:
     assert two.wait(5)
     first = leases.next_task()
     assert first is not None
-    assert held == [1, 2]
+    assert held_leases == [1, 2]
 
     leases.release_slot(first)
     assert three.wait(5)
-    taken = []
+    taken_leases = []
     while (leased := leases.next_task()) is not None:
-        taken.append(leased.lease_id - LEASE)
+        taken_leases.append(leased.lease_id - LEASE)
         leases.release_slot(leased)
     asking.join(5)
-    assert taken == [2, 3, 4]
+    assert taken_leases == [2, 3, 4]
 
 
 def test_waiting_is_asked_again() -> None:

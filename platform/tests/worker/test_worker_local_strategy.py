@@ -105,10 +105,10 @@ def train_locally(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[.
 
 
 def arrays(run: RunDirectory) -> dict[str, Any]:
-    found = newest_intact_checkpoint(run.checkpoints)
-    assert found is not None
-    assert found.directory is not None
-    return read_shard(shard_path(found.directory, 0))[0]
+    checkpoint = newest_intact_checkpoint(run.checkpoints)
+    assert checkpoint is not None
+    assert checkpoint.directory is not None
+    return read_shard(shard_path(checkpoint.directory, 0))[0]
 
 
 def events(run: RunDirectory) -> Iterator[Any]:
@@ -147,8 +147,8 @@ def test_a_feed_that_drops_every_record_is_refused(
     train_locally: Callable[..., LocalTraining], capsys: pytest.CaptureFixture[str], condition: str, code: int
 ) -> None:
     filtered = f"(row[:2], row[2:])).filter(lambda x, y: {condition})"
-    _, found = train_locally(MODEL.replace("(row[:2], row[2:]))", filtered)).run()
-    assert found == code
+    _, exit_code = train_locally(MODEL.replace("(row[:2], row[2:]))", filtered)).run()
+    assert exit_code == code
     assert bool(missing_keys(capsys.readouterr().err, "feed", "50 records")) == (not code)
 
 
@@ -181,8 +181,8 @@ def test_max_steps_ends_a_run_as_it_does_a_distributed_one(
     assert not missing_keys(summary["reason"], "13 steps", "max_steps")
     assert (summary["records_done"], summary["records_total"]) == (50, 52), "an epoch ends with a short step"
     assert summary["logs"] is None, "it prints to its terminal"
-    kept = json.loads((run.path / "summary.json").read_text())
-    assert kept == {name: summary[name] for name in kept}
+    saved_summary = json.loads((run.path / "summary.json").read_text())
+    assert saved_summary == {name: summary[name] for name in saved_summary}
     run, _ = train_locally().run(max_steps=1000)
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (summary["reason"], summary["records_total"]) == ("all records are done", 100)
@@ -193,9 +193,9 @@ def test_people_read_the_same_end_as_of_a_distributed_run(
     train_locally: Callable[..., LocalTraining], capsys: pytest.CaptureFixture[str]
 ) -> None:
     train_locally().run(plain=True)
-    told = capsys.readouterr().out.splitlines()
-    assert not [line for line in told if "epoch 0" in line]
-    heading, records, metrics = told[-3:]
+    lines = capsys.readouterr().out.splitlines()
+    assert not [line for line in lines if "epoch 0" in line]
+    heading, records, metrics = lines[-3:]
     assert re.match(r"Done after \d+ s: 100 of 100 records", heading)
     assert records == "  records   0 lost, 0 repeated, 0 rolled back"
     assert re.match(r"  evaluated .*mae [0-9.]+", metrics)
@@ -203,16 +203,16 @@ def test_people_read_the_same_end_as_of_a_distributed_run(
 
 def test_a_resumed_run_is_bit_for_bit_an_uninterrupted_one(train_locally: Callable[..., LocalTraining]) -> None:
     job = train_locally()
-    whole, _ = job.run()
-    parted, code = job.run(max_steps=11)
+    uninterrupted, _ = job.run()
+    resumed, code = job.run(max_steps=11)
     assert code == 0
-    _, code = job.run(parted)
+    _, code = job.run(resumed)
     assert code == 0
 
-    expected, found = arrays(whole), arrays(parted)
-    assert expected.keys() == found.keys()
+    expected, resumed_arrays = arrays(uninterrupted), arrays(resumed)
+    assert expected.keys() == resumed_arrays.keys()
     for name in expected:
-        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+        np.testing.assert_array_equal(resumed_arrays[name], expected[name], err_msg=name)
 
 
 @pytest.mark.repetition
@@ -247,21 +247,23 @@ def test_a_run_from_before_there_were_windows_goes_on_without_one(
     from edl.worker.local_strategy import local_training
 
     def older(*arguments: Any) -> Any:
-        found = newest_intact_checkpoint(*arguments)
-        assert found is not None
-        assert found.ledger["window"] == 0
+        checkpoint = newest_intact_checkpoint(*arguments)
+        assert checkpoint is not None
+        assert checkpoint.ledger["window"] == 0
         # Neither had they a position in the data other than the number of steps.
-        return replace(found, ledger={name: found.ledger[name] for name in ("records_done", "records_skipped")})
+        return replace(
+            checkpoint, ledger={name: checkpoint.ledger[name] for name in ("records_done", "records_skipped")}
+        )
 
     job = train_locally()
-    whole, _ = job.run(shuffle={"window": 0})
-    parted, _ = job.run(max_steps=11, shuffle={"window": 0})
+    uninterrupted, _ = job.run(shuffle={"window": 0})
+    resumed, _ = job.run(max_steps=11, shuffle={"window": 0})
     monkeypatch.setattr(local_training.checkpoint_manifest, "newest_intact_checkpoint", older)
-    job.run(parted)
+    job.run(resumed)
     monkeypatch.undo()
-    expected, found = arrays(whole), arrays(parted)
+    expected, resumed_arrays = arrays(uninterrupted), arrays(resumed)
     for name in expected:
-        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+        np.testing.assert_array_equal(resumed_arrays[name], expected[name], err_msg=name)
 
 
 def test_steps_come_in_the_order_in_which_shards_are_planned(train_locally: Callable[..., LocalTraining]) -> None:
@@ -298,9 +300,9 @@ def test_a_position_in_the_data_is_a_ledger_from_which_the_same_steps_follow(win
     def ranges(planned: Any) -> list[Any]:
         return [(each.epoch, each.task.source, *each.task.step_range(each.step)) for each in planned]
 
-    whole = ranges(steps(make_ledger(spec.train, sources, order)))
-    assert sum(end - start for *_, start, end in whole) == 2 * 57
-    for done in range(len(whole)):
+    all_ranges = ranges(steps(make_ledger(spec.train, sources, order)))
+    assert sum(end - start for *_, start, end in all_ranges) == 2 * 57
+    for done in range(len(all_ranges)):
         ledger = make_ledger(spec.train, sources, order)
         first = list(islice(steps(ledger), done))
         position = json.loads(json.dumps(ledger_position(ledger, first[-1] if first else None)))
@@ -309,7 +311,7 @@ def test_a_position_in_the_data_is_a_ledger_from_which_the_same_steps_follow(win
         resumed = make_ledger(spec.train, sources, order)
         resumed.restore_snapshot(position)
         assert resumed.count_remaining_records() == 2 * 57 - position["done_records"]
-        assert ranges(first) + ranges(steps(resumed)) == whole
+        assert ranges(first) + ranges(steps(resumed)) == all_ranges
 
 
 def test_nan_stops_and_names_the_records(
@@ -342,8 +344,10 @@ def test_an_id_that_no_embedding_has_is_told_with_its_records(
     )
     _, code = train_locally(model).run()
     assert code == 2
-    told = r"records [\d, to]+ of \S+data\.csv: id 7 is outside of the embedding 'sequential/emb/embeddings' \(5 x 3\)"
-    assert re.search(told, capsys.readouterr().err)
+    pattern = (
+        r"records [\d, to]+ of \S+data\.csv: id 7 is outside of the embedding 'sequential/emb/embeddings' \(5 x 3\)"
+    )
+    assert re.search(pattern, capsys.readouterr().err)
 
 
 def test_nan_may_be_skipped_and_is_counted(
@@ -408,14 +412,14 @@ def test_callbacks_see_the_trained_model_and_may_stop_the_run(
 ) -> None:
     import keras
 
-    kept = tmp_path / "kept.weights.h5"
+    weights_file = tmp_path / "kept.weights.h5"
     callbacks = f"""
 class Stop(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         self.model.stop_training = batch == 2
 
 def callbacks():
-    return [Stop(), keras.callbacks.ModelCheckpoint({str(kept)!r}, save_weights_only=True)]
+    return [Stop(), keras.callbacks.ModelCheckpoint({str(weights_file)!r}, save_weights_only=True)]
 """
     run, code = train_locally(MODEL + callbacks).run(export={})
     assert code == 0
@@ -425,9 +429,9 @@ def callbacks():
     assert "no effect" not in caplog.text
     exported = keras.models.load_model(run.path / "export" / "model.keras")
     expected = exported.get_weights()
-    exported.load_weights(kept)
-    for found, weight in zip(exported.get_weights(), expected, strict=True):
-        np.testing.assert_array_equal(found, weight)
+    exported.load_weights(weights_file)
+    for exported_weight, weight in zip(exported.get_weights(), expected, strict=True):
+        np.testing.assert_array_equal(exported_weight, weight)
 
 
 PLAIN = """
@@ -468,8 +472,8 @@ def test_callbacks_decide_at_evaluations_as_at_the_epochs_of_keras_fit(
 
     mine, theirs = tmp_path / "mine.keras", tmp_path / "theirs.keras"
     job = train_locally(PLAIN.replace("{best!r}", repr(str(mine))))
-    whole = {"minibatch_size": 50, "minibatches_per_task": 1, "epochs": 30, "evaluation_steps": 1}
-    run, code = job.run(export={}, **whole)
+    fields = {"minibatch_size": 50, "minibatches_per_task": 1, "epochs": 30, "evaluation_steps": 1}
+    run, code = job.run(export={}, **fields)
     out = capsys.readouterr()
     assert code == 0, out.err
     summary = json.loads(out.out.splitlines()[-1])
@@ -492,8 +496,8 @@ def test_callbacks_decide_at_evaluations_as_at_the_epochs_of_keras_fit(
         np.testing.assert_allclose([each[name] for each in evaluated], history[f"val_{name}"], rtol=2e-4)
     exported = keras.models.load_model(run.path / "export" / "model.keras")
     saved, expected = keras.models.load_model(mine), keras.models.load_model(theirs)
-    for found, wanted in ((exported, model), (saved, expected)):
-        for a, b in zip(found.get_weights(), wanted.get_weights(), strict=True):
+    for loaded, wanted in ((exported, model), (saved, expected)):
+        for a, b in zip(loaded.get_weights(), wanted.get_weights(), strict=True):
             np.testing.assert_allclose(a, b, rtol=2e-3, atol=1e-5)
     assert summary["reason"].startswith("Mine: val_loss has not improved for 3 evaluations")
     valued = [sorted(each.name.partition("-")[2] for each in tmp_path.glob(f"{w}-*")) for w in ("mine", "theirs")]
@@ -525,8 +529,8 @@ def test_averaged_weights_are_what_is_evaluated_and_exported_as_by_keras_fit(
     model.compile(scope["optimizer"](), loss="mse", metrics=["mae"], run_eagerly=True)
     model.fit(rows[:, :2], rows[:, 2:], batch_size=50, epochs=10, verbose=0)
     exported = keras.models.load_model(run.path / "export" / "model.keras")
-    for found, expected in zip(exported.get_weights(), model.get_weights(), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=2e-3, atol=1e-5)
+    for exported_weight, expected in zip(exported.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_allclose(exported_weight, expected, rtol=2e-3, atol=1e-5)
     last = [event.metrics for event in events(run) if event.kind == "evaluation_ended"][-1]
     assert last["mae"] == pytest.approx(np.abs(model(rows[:, :2]) - rows[:, 2:]).mean(), rel=1e-4)
 
@@ -570,9 +574,9 @@ def test_an_epoch_ends_before_another_step_and_before_weights_are_averaged(
     model = scope["custom_model"]()
     model.compile(scope["optimizer"](), loss="mse", run_eagerly=True)
     model.fit(rows[:, :2], rows[:, 2:], batch_size=50, epochs=9, verbose=0, callbacks=scope["callbacks"]())
-    found, expected = ([json.loads(line) for line in path.read_text().splitlines()] for path in (mine, theirs))
-    assert [each[:3] for each in found] == [each[:3] for each in expected] == [[0, 0, 1], [1, 1, 2], [2, 2, 3]]
-    for ours, wanted in zip(found, expected, strict=True):
+    entries, expected = ([json.loads(line) for line in path.read_text().splitlines()] for path in (mine, theirs))
+    assert [each[:3] for each in entries] == [each[:3] for each in expected] == [[0, 0, 1], [1, 1, 2], [2, 2, 3]]
+    for ours, wanted in zip(entries, expected, strict=True):
         np.testing.assert_allclose(ours[3], wanted[3], rtol=2e-3, atol=1e-5)
 
 
@@ -603,17 +607,17 @@ def deciding(folder: Path, *, restore: bool) -> str:
 
 def values(run: RunDirectory) -> list[Any]:
     """What evaluations gave, and what callbacks made of it."""
-    told = {"evaluation_ended": "metrics", "callback_decided": "decision"}
-    return [(event.step, getattr(event, told[event.kind])) for event in events(run) if event.kind in told]
+    attributes = {"evaluation_ended": "metrics", "callback_decided": "decision"}
+    return [(event.step, getattr(event, attributes[event.kind])) for event in events(run) if event.kind in attributes]
 
 
 def assert_same(parted: RunDirectory, whole: RunDirectory) -> None:
     assert values(parted) == values(whole)
     assert len([event for event in events(whole) if event.kind == "callback_decided"]) > 2
-    expected, found = arrays(whole), arrays(parted)
-    assert expected.keys() == found.keys()
+    expected, resumed_arrays = arrays(whole), arrays(parted)
+    assert expected.keys() == resumed_arrays.keys()
     for name in expected:
-        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+        np.testing.assert_array_equal(resumed_arrays[name], expected[name], err_msg=name)
 
 
 @pytest.mark.repetition
@@ -622,18 +626,18 @@ def test_what_callbacks_have_seen_survives_a_stop_in_between(
 ) -> None:
     """Stops before an evaluation that is due, between two of them, and before the evaluation that ends training."""
     job = train_locally(deciding(tmp_path, restore=True))
-    whole, _ = job.run(**SEVERAL)
-    parted = None
+    uninterrupted, _ = job.run(**SEVERAL)
+    resumed = None
     for step in ("6", "7", "14", "16"):
         monkeypatch.setenv("STOP_AFTER", step)
-        parted, code = job.run(parted, **SEVERAL)
+        resumed, code = job.run(resumed, **SEVERAL)
         assert code == 128 + signal.SIGTERM
     monkeypatch.delenv("STOP_AFTER")
-    _, code = job.run(parted, **SEVERAL)
+    _, code = job.run(resumed, **SEVERAL)
     assert code == 0
-    assert parted is not None
-    assert_same(parted, whole)
-    assert any(name.startswith("best/") for name in arrays(whole))
+    assert resumed is not None
+    assert_same(resumed, uninterrupted)
+    assert any(name.startswith("best/") for name in arrays(uninterrupted))
 
 
 @pytest.mark.repetition
@@ -642,13 +646,13 @@ def test_what_callbacks_have_seen_survives_an_end_in_between(
 ) -> None:
     """Ends at evaluations; with ``restore_best_weights`` a run that ended goes on from the best weights instead."""
     job = train_locally(deciding(tmp_path, restore=False))
-    whole, _ = job.run(**SEVERAL)
-    parted = None
+    uninterrupted, _ = job.run(**SEVERAL)
+    resumed = None
     for steps in (6, 8, 14, None):
-        parted, code = job.run(parted, max_steps=steps, **SEVERAL)
+        resumed, code = job.run(resumed, max_steps=steps, **SEVERAL)
         assert code == 0
-    assert parted is not None
-    assert_same(parted, whole)
+    assert resumed is not None
+    assert_same(resumed, uninterrupted)
 
 
 @pytest.mark.repetition
@@ -728,12 +732,12 @@ def test_a_step_of_the_users_own_trains_as_in_keras_also_when_it_is_stopped(
     monkeypatch.delenv("STOP_AFTER")
     _, code = job.run(run, **fields)
     assert code == 0
-    found = arrays(run)
+    trained_arrays = arrays(run)
 
     rows = np.loadtxt(tmp_path / "data.csv", delimiter=",")
     data = {"real": rows, "noise": rows[:, :2]}, rows[:, 2:]
     plain, _ = train_plainly(tmp_path, [], [data] * 6)
     for weight in plain.trainable_weights:
-        np.testing.assert_allclose(found[f"dense/{weight.path}"], weight.numpy(), rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(trained_arrays[f"dense/{weight.path}"], weight.numpy(), rtol=1e-9, atol=1e-12)
     names = {"one update": ["slot"], "a GAN": ["slot/d_optimizer", "slot/g_optimizer"]}[kind]
-    assert [int(found[f"{name}/0"]) for name in names] == [6] * len(names)
+    assert [int(trained_arrays[f"{name}/0"]) for name in names] == [6] * len(names)

@@ -45,12 +45,12 @@ def push(step: int, gradient: float = 1.0, **fields: Any) -> StepPush:
 
 
 def test_values_come_with_every_third_push(harness: LoopHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[bool] = []
+    pulls: list[bool] = []
     send = BulkClient.send
 
     def watched(self: BulkClient, kind: FrameKind, meta: bytes, buffers: Any = ()) -> None:
         if kind is FrameKind.PUSH:
-            asked.append(pb.Push.FromString(meta).pull)
+            pulls.append(pb.Push.FromString(meta).pull)
         send(self, kind, meta, buffers)
 
     monkeypatch.setattr(BulkClient, "send", watched)
@@ -58,7 +58,7 @@ def test_values_come_with_every_third_push(harness: LoopHarness, monkeypatch: py
     for step in range(7):
         parameters.latest_values()
         parameters.push(push(step))
-    assert asked[:: len(harness.servers.servers)] == [False, False, True, False, False, True, False]
+    assert pulls[:: len(harness.servers.servers)] == [False, False, True, False, False, True, False]
 
 
 @pytest.mark.parametrize("optimizer", [SGD, OptimizerSpec("adagrad"), OptimizerSpec("adam")])
@@ -93,26 +93,26 @@ def test_values_that_follow_from_slot_variables_alone_are_refused(harness: LoopH
 
 
 def test_the_steps_of_others_are_seen_with_the_next_pull(harness: LoopHarness) -> None:
-    one, other = harness.parameters(network(harness), get_model_steps=STEPS), harness.parameters(network(harness))
-    one.latest_values()
+    own, other = harness.parameters(network(harness), get_model_steps=STEPS), harness.parameters(network(harness))
+    own.latest_values()
     other.push(gradient_push(LEASE + 1, 0, learning_rate=0.5, weight=1, slab=np.full(FEATURES, 8, np.float32)))
-    seen = []
+    values = []
     for step in range(STEPS):
-        one.push(push(step))
-        seen.append(float(one.latest_values()[0]))
-    assert seen == [-0.5, -1.0, -5.5]
+        own.push(push(step))
+        values.append(float(own.latest_values()[0]))
+    assert values == [-0.5, -1.0, -5.5]
 
 
 def test_own_steps_do_not_make_a_push_stale(harness: LoopHarness) -> None:
     """The copy knows of them: what it lacks are the steps of others."""
-    one, other = harness.parameters(network(harness), get_model_steps=STEPS), harness.parameters(network(harness))
-    one.latest_values()
-    one.push(push(0))
+    own, other = harness.parameters(network(harness), get_model_steps=STEPS), harness.parameters(network(harness))
+    own.latest_values()
+    own.push(push(0))
     other.push(gradient_push(LEASE + 1, 0, slab=np.zeros(FEATURES, np.float32)))
-    one.push(push(1))
-    assert (set(one.value_versions), one.global_step) == ({2}, 3)
-    one.push(push(2))
-    assert (set(one.value_versions), one.global_step) == ({4}, 4)
+    own.push(push(1))
+    assert (set(own.value_versions), own.global_step) == ({2}, 3)
+    own.push(push(2))
+    assert (set(own.value_versions), own.global_step) == ({4}, 4)
 
 
 def test_after_a_refused_push_the_values_are_pulled(harness: LoopHarness) -> None:

@@ -46,9 +46,9 @@ class FalseServer:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FalseServer]:
-    made = FalseServer(tmp_path_factory.mktemp("false"))
-    yield made
-    made.server.stop()
+    false_server = FalseServer(tmp_path_factory.mktemp("false"))
+    yield false_server
+    false_server.server.stop()
 
 
 answers = st.builds(

@@ -144,8 +144,8 @@ class DecidingMaster(ScriptedMaster):
         )
         state.begin_incarnation(1)
         events = (DatasetDescribed(**parts, blocks=blocks and BlockLayout.from_json(blocks)), PodsSynced(), Tick())
-        told = [command for event in events for command in state.handle(event, 0.0)]
-        return [(end.reason, {"input": 2}[end.failure_kind]) for end in told if isinstance(end, EndJob)]
+        commands = [command for event in events for command in state.handle(event, 0.0)]
+        return [(end.reason, {"input": 2}[end.failure_kind]) for end in commands if isinstance(end, EndJob)]
 
 
 def by_servers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Refusal:
@@ -348,9 +348,9 @@ def test_the_log_files_of_a_run_are_left_alone(check_job: Any, tmp_path: Path, s
 def test_validation_records_of_another_schema_are_found(check_job: Any, tmp_path: Path, strategy: str) -> None:
     (tmp_path / "three.csv").write_text("0.1,0.2,0.3\n" * 8)
     data = {"training": "data.csv", "validation": "three.csv", "reader": {"header": False}}
-    found = check_job(data=data, strategy={"name": strategy})
-    assert found["exit_code"] == 2
-    assert "data.validation" in json.dumps(found)
+    result = check_job(data=data, strategy={"name": strategy})
+    assert result["exit_code"] == 2
+    assert "data.validation" in json.dumps(result)
 
 
 TWO_NUMBERS = """

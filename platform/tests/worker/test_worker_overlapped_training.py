@@ -48,8 +48,8 @@ def harness(request: pytest.FixtureRequest) -> Iterator[LoopHarness]:
 
 @pytest.fixture
 def executor() -> Iterator[SerialExecutor]:
-    with new_executor() as made:
-        yield made
+    with new_executor() as serial_executor:
+        yield serial_executor
 
 
 @contextmanager
@@ -66,15 +66,15 @@ def minibatch(first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
 
 def computed_from(network: LinearNetwork) -> list[np.ndarray]:
     """A list that gets the dense values of every step that is computed, after those of the first one, which traces."""
-    seen: list[np.ndarray] = []
+    slabs: list[np.ndarray] = []
     train = network.train
 
     def watched(slab: np.ndarray, *rest: Any) -> LinearStep:
-        seen.append(slab.copy())
+        slabs.append(slab.copy())
         return train(slab, *rest)
 
     network.train = watched  # type: ignore[method-assign]
-    return seen
+    return slabs
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_values_miss_the_newest_step_of_their_own_worker_unless_it_is_foreseen(
     harness: LoopHarness, executor: SerialExecutor, optimizer: OptimizerSpec, missed: int
 ) -> None:
     network = LinearNetwork(len(harness.servers.servers))
-    seen = computed_from(network)
+    slabs = computed_from(network)
     parameters = harness.parameters(network, optimizer=optimizer, overlap=True)
     onlooker = harness.parameters(network, optimizer=optimizer)
     push, after = parameters.push, [onlooker.pull_pinned(0)]
@@ -101,7 +101,7 @@ def test_values_miss_the_newest_step_of_their_own_worker_unless_it_is_foreseen(
 
     first, second = range(6), range(6, 9)  # a range begins with nothing under way
     known = [max(steps.start, step - missed) for steps in (first, second) for step in steps]
-    computed = [slab for at, slab in enumerate(seen) if at not in (0, 7)]
+    computed = [slab for at, slab in enumerate(slabs) if at not in (0, 7)]
     np.testing.assert_array_equal(computed, [after[number] for number in known])
     reports = harness.master.requests("Report")
     assert [(r.lease - LEASE, r.last.through, r.last.loss_steps) for r in reports] == [(1, 6, 6), (2, 3, 3)]
@@ -113,28 +113,30 @@ def test_values_have_what_others_pushed_while_the_step_before_was_computed(
     """Values that came as early as the rows would lack it: twice as many pushes of others as without overlap."""
     network = LinearNetwork(len(harness.servers.servers))
     parameters, other = harness.parameters(network, overlap=True), harness.parameters(network)
-    seen: list[float] = []
+    first_values: list[float] = []
 
     def train(slab: np.ndarray, *_: Any) -> LinearStep:
-        seen.append(float(slab[0]))
-        other.push(gradient_push(LEASE + 9, len(seen), learning_rate=1, weight=1, slab=np.full(3, -1, np.float32)))
+        first_values.append(float(slab[0]))
+        other.push(
+            gradient_push(LEASE + 9, len(first_values), learning_rate=1, weight=1, slab=np.full(3, -1, np.float32))
+        )
         return LinearStep(0.0, np.zeros(3, np.float32))
 
     network.train = train  # type: ignore[method-assign]
     for leased in harness.take(task(1, 0, 24)):
         harness.trainer(network, parameters, executor=executor).run(leased)
 
-    traced, *computed = seen
+    traced, *computed = first_values
     assert traced == 0
     assert computed[1:] == [2, 3, 4, 5, 6]
 
 
 def test_each_step_pulls_once_and_its_push_brings_nothing_back(executor: SerialExecutor) -> None:
-    harness, asked = LoopHarness(), []
+    harness, requests = LoopHarness(), []
 
     class WatchedClient(BulkClient):
         def send(self, kind: FrameKind, meta: bytes, buffers: Any = ()) -> None:
-            asked.append((kind, kind is FrameKind.PUSH and pb.Push.FromString(meta).pull))
+            requests.append((kind, kind is FrameKind.PUSH and pb.Push.FromString(meta).pull))
             super().send(kind, meta, buffers)
 
     network, now = LinearNetwork(), [0.0]
@@ -145,8 +147,8 @@ def test_each_step_pulls_once_and_its_push_brings_nothing_back(executor: SerialE
         harness.trainer(network, parameters, executor=executor).run(leased)
     harness.close()
 
-    assert asked.count((FrameKind.PUSH, False)) == asked.count((FrameKind.PULL, False)) == 4
-    assert (FrameKind.PUSH, True) not in asked
+    assert requests.count((FrameKind.PUSH, False)) == requests.count((FrameKind.PULL, False)) == 4
+    assert (FrameKind.PUSH, True) not in requests
 
 
 def test_a_foreseen_push_that_is_never_sent_leaves_nothing_behind(harness: LoopHarness) -> None:
@@ -178,11 +180,11 @@ def test_rows_miss_the_newest_step_of_their_own_worker_and_no_other(
     """Every minibatch needs rows that the one before it has just moved."""
     network = LinearNetwork(len(harness.servers.servers), table=True)
     parameters = harness.parameters(network, overlap=True)
-    seen: list[np.ndarray] = []
+    row_values: list[np.ndarray] = []
     train = network.train
 
     def watched(slab: np.ndarray, rows: Mapping[str, Any], *arguments: np.ndarray) -> LinearStep:
-        seen.append(rows["emb"].values.copy())
+        row_values.append(rows["emb"].values.copy())
         result = train(slab, rows, *arguments)
         result.row_gradients = {"emb": np.ones_like(rows["emb"].values)}
         return result
@@ -192,7 +194,7 @@ def test_rows_miss_the_newest_step_of_their_own_worker_and_no_other(
     for leased in harness.take(task(1, 0, 20)):
         harness.trainer(network, parameters, rate=0.25, executor=executor).run(leased)
 
-    _traced, *computed = (float(values[0, 0]) for values in seen)
+    _traced, *computed = (float(values[0, 0]) for values in row_values)
     assert computed == [0.5, 0.5, 0.25, 0.0, -0.25]
 
 
@@ -209,12 +211,12 @@ def test_a_range_begins_with_the_newest_values(harness: LoopHarness, executor: S
     other.push(gradient_push(LEASE, 0, learning_rate=1, weight=1, slab=np.ones(3, np.float32)))
     expected = other.latest_values().copy()
     now[0] += 2 * MAX_VALUE_AGE_SECONDS
-    seen: list[np.ndarray] = []
+    slabs: list[np.ndarray] = []
     train = network.train
-    network.train = lambda slab, *rest: seen.append(slab.copy()) or train(slab, *rest)  # type: ignore
+    network.train = lambda slab, *rest: slabs.append(slab.copy()) or train(slab, *rest)  # type: ignore
     trainer.run(second)
 
-    np.testing.assert_array_equal(seen[0], expected)
+    np.testing.assert_array_equal(slabs[0], expected)
 
 
 def test_nan_stops_after_the_step_before_it_is_in(executor: SerialExecutor) -> None:
@@ -235,17 +237,17 @@ def test_callbacks_and_schedules_see_the_global_step_that_a_push_becomes(
     """The one that is on its way counts, though no PS has answered it."""
     network = LinearNetwork(len(harness.servers.servers))
     parameters = harness.parameters(network, overlap=True)
-    seen: list[str] = []
+    calls: list[str] = []
 
     class StepWatcher(NoCallbacks):
         def begin_step(self, step: int) -> None:
-            seen.append(f"begin {step}")
+            calls.append(f"begin {step}")
 
         def end_step(self, step: int, loss: float) -> None:
-            seen.append(f"end {step}")
+            calls.append(f"end {step}")
 
     def rate(step: int) -> float:
-        seen.append(f"rate {step}")
+        calls.append(f"rate {step}")
         return RATE
 
     trainer = harness.trainer(network, parameters, executor=executor)
@@ -253,7 +255,7 @@ def test_callbacks_and_schedules_see_the_global_step_that_a_push_becomes(
     for leased in harness.take(task(1, 0, 12), task(2, 12, 20)):
         trainer.run(leased)
 
-    assert seen == [f"{what} {step}" for step in range(5) for what in ("begin", "rate", "end")]
+    assert calls == [f"{what} {step}" for step in range(5) for what in ("begin", "rate", "end")]
 
 
 # ------------------------------------------------------------------------------------------------ faults everywhere
@@ -345,9 +347,9 @@ def test_every_step_that_is_reported_is_in_exactly_once_whatever_happens(faults:
     parameters = harness.parameters(network, connect=lambda address: FaultyClient(address, script), overlap=True)
     tasks = harness.take(task(1, 0, 22), task(2, 22, 44))
 
-    with new_executor() as made, suppress(LeavingError):
+    with new_executor() as serial_executor, suppress(LeavingError):
         for leased in tasks:
-            harness.trainer(network, parameters, rate=1.0, executor=made).run(leased)
+            harness.trainer(network, parameters, rate=1.0, executor=serial_executor).run(leased)
     harness.progress.send_all()
 
     told_in = reported(harness)
@@ -365,13 +367,13 @@ def test_every_step_that_is_reported_is_in_exactly_once_whatever_happens(faults:
 
 def reported(harness: LoopHarness) -> dict[int, int]:
     """How many steps of each lease the master heard, or would hear now, to be in."""
-    told = [lease for request in harness.master.requests("Progress") for lease in request.leases]
-    told += [request.last for request in harness.master.requests("Report")]
-    return {lease.lease: lease.through for lease in (*told, *harness.progress.unreported_progress())}
+    lease_progress = [lease for request in harness.master.requests("Progress") for lease in request.leases]
+    lease_progress += [request.last for request in harness.master.requests("Report")]
+    return {lease.lease: lease.through for lease in (*lease_progress, *harness.progress.unreported_progress())}
 
 
 def moves(window: tuple[int, int]) -> np.ndarray:
     """What a step's push adds up to."""
     features, labels = minibatch(*window)
-    found: np.ndarray = (features * labels[:, None]).sum(0, dtype=np.float32)
-    return found
+    total: np.ndarray = (features * labels[:, None]).sum(0, dtype=np.float32)
+    return total

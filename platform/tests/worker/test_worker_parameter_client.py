@@ -54,24 +54,24 @@ def test_values_of_one_step_survive_the_push_of_it(harness: LoopHarness) -> None
     """A step may still read what it was computed from while the next values arrive."""
     network = LinearNetwork(len(harness.servers.servers))
     parameters = harness.parameters(network)
-    held = parameters.latest_values()
-    kept = held.copy()
+    values = parameters.latest_values()
+    values_copy = values.copy()
 
     parameters.push(gradient_push(LEASE, 0, learning_rate=1, weight=1, slab=gradients(network)))
 
-    np.testing.assert_array_equal(held, kept)
+    np.testing.assert_array_equal(values, values_copy)
 
 
 def test_values_that_lay_unused_for_long_are_pulled_anew(harness: LoopHarness) -> None:
     """Another worker trains while this one evaluates: its next gradient is of the values as they are then."""
     now = [0.0]
     network = LinearNetwork(len(harness.servers.servers))
-    one, other = (harness.parameters(network, clock=lambda: now[0]) for _ in range(2))
-    one.latest_values()
+    parameters, other = (harness.parameters(network, clock=lambda: now[0]) for _ in range(2))
+    parameters.latest_values()
     other.push(gradient_push(LEASE, 0, learning_rate=1, weight=1, slab=gradients(network)))
-    np.testing.assert_array_equal(one.latest_values(), 0 * gradients(network))
+    np.testing.assert_array_equal(parameters.latest_values(), 0 * gradients(network))
     now[0] += 2 * MAX_VALUE_AGE_SECONDS
-    np.testing.assert_array_equal(one.latest_values(), -gradients(network))
+    np.testing.assert_array_equal(parameters.latest_values(), -gradients(network))
 
 
 def test_one_server_that_revoked_the_lease_is_enough(harness: LoopHarness) -> None:
@@ -159,8 +159,8 @@ def test_a_pin_keeps_values_and_rows_and_can_be_scanned(harness: LoopHarness) ->
 
     np.testing.assert_array_equal(parameters.pull_pinned(1), -gradients(network))
     np.testing.assert_array_equal(parameters.pull_rows({"emb": ids}, pin=1)["emb"].values, np.full((20, 1), -0.5))
-    found = {int(i): float(v[0]) for chunk in parameters.scan_table(1, "emb") for i, v in zip(*chunk, strict=True)}
-    assert found == dict.fromkeys(range(20), -0.5)
+    scanned = {int(i): float(v[0]) for chunk in parameters.scan_table(1, "emb") for i, v in zip(*chunk, strict=True)}
+    assert scanned == dict.fromkeys(range(20), -0.5)
 
 
 def test_another_model_is_refused(harness: LoopHarness) -> None:

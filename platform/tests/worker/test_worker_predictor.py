@@ -52,9 +52,9 @@ def test_each_range_gives_one_file_with_its_outputs(harness: LoopHarness, tmp_pa
     harness.progress.send_all()
 
     assert sorted(path.name for path in out.iterdir()) == ["s-0-10.npz", "s-10-12.npz"]
-    with np.load(out / "s-0-10.npz") as found:
-        assert (found["start"], found["end"], found["source"]) == (0, 10, "s")
-        np.testing.assert_array_equal(found["outputs"], expected(0, 10))
+    with np.load(out / "s-0-10.npz") as arrays:
+        assert (arrays["start"], arrays["end"], arrays["source"]) == (0, 10, "s")
+        np.testing.assert_array_equal(arrays["outputs"], expected(0, 10))
     assert len(harness.master.requests("Report")) == 2
 
 
@@ -94,8 +94,8 @@ def test_a_processor_gets_every_minibatch_and_each_is_told_at_once(harness: Loop
     for leased in harness.take(task(1, 0, 10, "prediction")):
         predictor(harness, ProcessorOutput(processor, 3, Path(__file__).parent)).run(leased)
     assert processor.calls == [(4, 3), (4, 3), (2, 3)]
-    told = [r.leases[0].through for r in harness.master.requests("Progress")]
-    assert told == [1, 2, 3]
+    reported_steps = [r.leases[0].through for r in harness.master.requests("Progress")]
+    assert reported_steps == [1, 2, 3]
 
 
 class TensorProcessor:

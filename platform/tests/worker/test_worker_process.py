@@ -225,10 +225,10 @@ def test_the_users_error_is_told_with_the_users_lines_first(job: WorkerJob) -> N
     log = finish(process)
 
     assert process.returncode == 2, log
-    (told,) = job.master.of("Fail")
-    assert told.kind == "input"
-    assert "KeyError" in told.message
-    assert "linear.py" in told.detail.splitlines()[1]
+    (failure,) = job.master.of("Fail")
+    assert failure.kind == "input"
+    assert "KeyError" in failure.message
+    assert "linear.py" in failure.detail.splitlines()[1]
 
 
 @pytest.mark.parametrize("moment", ["import", pytest.param("idle", marks=pytest.mark.repetition)])

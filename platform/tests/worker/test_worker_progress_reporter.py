@@ -95,12 +95,12 @@ def test_no_step_and_no_skipped_record_is_told_twice_or_never(actions: list[str]
     harness.progress.finish_task(1)
     harness.progress.send_all()
 
-    told = [m for r in harness.master.requests("Progress") for m in r.leases]
-    told.append(harness.master.requests("Report")[0].last)
-    assert sum(m.loss_steps for m in told) == steps
-    assert sum(m.skipped_records for m in told) == skipped
-    assert [m.through for m in told] == sorted(m.through for m in told)
-    assert told[-1].through == steps
+    lease_progress = [m for r in harness.master.requests("Progress") for m in r.leases]
+    lease_progress.append(harness.master.requests("Report")[0].last)
+    assert sum(m.loss_steps for m in lease_progress) == steps
+    assert sum(m.skipped_records for m in lease_progress) == skipped
+    assert [m.through for m in lease_progress] == sorted(m.through for m in lease_progress)
+    assert lease_progress[-1].through == steps
 
 
 def test_a_lease_wakes_the_sending_thread_which_may_have_had_nothing_to_wait_for(

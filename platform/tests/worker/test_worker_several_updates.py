@@ -77,8 +77,8 @@ def test_the_survivors_of_a_broken_step_put_their_state_back(folder: Path) -> No
         def restore_and_note() -> None:
             before = survivor.counts.sum()
             restore()
-            made = sum(share.end - share.start for _, _, shares in ranks[0].made_steps for share in shares)
-            restored.append((before - made, survivor.counts.sum() - made))
+            made_records = sum(share.end - share.start for _, _, shares in ranks[0].made_steps for share in shares)
+            restored.append((before - made_records, survivor.counts.sum() - made_records))
 
         survivor.restore_statistics = restore_and_note  # type: ignore[method-assign]
         kill_at(job, ranks[1], "compute second")

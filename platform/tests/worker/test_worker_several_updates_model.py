@@ -175,8 +175,8 @@ def kill_at(job: AllReduceJob, rank: Rank, point: str) -> None:
 
 
 def assert_trained(found: list[Any], expected: list[Any], bound: float) -> None:
-    for one, other in zip(found, expected, strict=True):
-        difference = np.linalg.norm(np.asarray(one, np.float64) - np.asarray(other, np.float64))
+    for weight, other in zip(found, expected, strict=True):
+        difference = np.linalg.norm(np.asarray(weight, np.float64) - np.asarray(other, np.float64))
         assert difference <= bound * np.linalg.norm(np.asarray(other, np.float64))
 
 
@@ -266,6 +266,6 @@ def test_compressed_gradients_of_both_updates_reach_nearly_the_same_with_equal_b
         remaining = job.wait_for_done()
         steps = [records for _, records in job.step_records()]
     expected = ranks.train_plainly(steps).get_weights()
-    found = remaining[0].replica.model.get_weights()
-    assert_trained(found, expected, 0.02)
-    assert any((one != other).any() for one, other in zip(found, expected, strict=True))
+    weights = remaining[0].replica.model.get_weights()
+    assert_trained(weights, expected, 0.02)
+    assert any((weight != other).any() for weight, other in zip(weights, expected, strict=True))

@@ -84,26 +84,26 @@ def train(harness: LoopHarness, fed: FedRecords, executor: SerialExecutor | None
     """Train ranges; at each step the first record of the minibatch that is not in, and of the last that is fed."""
     network = LinearNetwork()
     parameters = harness.parameters(network, overlap=executor is not None)
-    seen: list[tuple[int, int]] = []
+    positions: list[tuple[int, int]] = []
     plain = network.train
 
     def watched(slab: Any, rows: Any, features: Any, labels: Any, weights: Any = None) -> LinearStep:
-        seen.append((harness.servers.servers[0].collect_statistics().version * MINIBATCH, fed.last()))
+        positions.append((harness.servers.servers[0].collect_statistics().version * MINIBATCH, fed.last()))
         return plain(slab, rows, features, labels, weights)
 
     network.train = watched  # type: ignore[method-assign]
     trainer = harness.trainer(network, parameters, executor=executor)
     for leased in harness.take(*tasks):
         trainer.run(leased)
-    return seen
+    return positions
 
 
 def test_nothing_is_read_or_fed_before_the_minibatch_at_work_is_in(
     harness: LoopHarness, executor: SerialExecutor | None
 ) -> None:
     fed = with_pipeline(harness)
-    seen = train(harness, fed, executor, task(1, 0, 20, one_by_one=True), task(2, 20, 28, one_by_one=True))
-    assert seen == [(first, first) for first in range(0, 28, MINIBATCH)]
+    positions = train(harness, fed, executor, task(1, 0, 20, one_by_one=True), task(2, 20, 28, one_by_one=True))
+    assert positions == [(first, first) for first in range(0, 28, MINIBATCH)]
     assert isinstance(harness.reader, MemoryReader)
     assert harness.reader.reads == [(first, first + MINIBATCH) for first in range(0, 28, MINIBATCH)]
 
@@ -113,8 +113,8 @@ def test_a_worker_feeds_no_further_ahead_than_the_core_believes(
     harness: LoopHarness, executor: SerialExecutor | None
 ) -> None:
     fed = with_pipeline(harness)
-    seen = train(harness, fed, executor, task(1, 0, 40), task(2, 40, RECORDS))
-    ahead = [(last - first) // MINIBATCH for first, last in seen]
+    positions = train(harness, fed, executor, task(1, 0, 40), task(2, 40, RECORDS))
+    ahead = [(last - first) // MINIBATCH for first, last in positions]
     assert max(ahead) > 1
     assert max(ahead) <= MAX_FED_AHEAD
 
@@ -123,9 +123,9 @@ def test_a_range_after_one_that_others_fed_ahead_is_not_read_before_it_is_taken(
     harness: LoopHarness, executor: SerialExecutor | None
 ) -> None:
     fed = with_pipeline(harness)
-    seen = train(harness, fed, executor, task(1, 0, 8), task(2, 8, 24, one_by_one=True), task(3, 24, 32))
-    assert all(last <= 4 for first, last in seen if first < 8)
-    assert [each for each in seen if 8 <= each[0] < 20] == [(first, first) for first in range(8, 20, MINIBATCH)]
+    positions = train(harness, fed, executor, task(1, 0, 8), task(2, 8, 24, one_by_one=True), task(3, 24, 32))
+    assert all(last <= 4 for first, last in positions if first < 8)
+    assert [each for each in positions if 8 <= each[0] < 20] == [(first, first) for first in range(8, 20, MINIBATCH)]
 
 
 def test_a_lease_that_is_lost_holds_up_nobody(harness: LoopHarness) -> None:
@@ -138,7 +138,7 @@ def test_a_lease_that_is_lost_holds_up_nobody(harness: LoopHarness) -> None:
     assert next(iter(stream.load_steps(first))).step == 0
     harness.leases.mark_lost([LEASE + 1])
     until = time.monotonic() + 5
-    found = list(stream.load_steps(second))
-    assert [loaded.record_count for loaded in found] == [MINIBATCH, MINIBATCH]
+    loaded_steps = list(stream.load_steps(second))
+    assert [loaded.record_count for loaded in loaded_steps] == [MINIBATCH, MINIBATCH]
     assert time.monotonic() < until
     assert fed.windows[-1] == 12

@@ -197,6 +197,6 @@ def test_a_run_of_strategy_local_tells_that_it_waits_for_data(folder: Path, monk
     run.spec.write_bytes((folder / "spec.json").read_bytes())
     assert main({"EDL_RUN_DIR": str(run.path), "EDL_JSON": "1"}) == 0
     _, text = WAIT_WARNING
-    told: list[Any] = [parse_event_line(line) for line in run.events.read_text().splitlines()]
-    assert [event.message for event in told if event.kind == "warning"] == [text]
+    events: list[Any] = [parse_event_line(line) for line in run.events.read_text().splitlines()]
+    assert [event.message for event in events if event.kind == "warning"] == [text]
     assert read_json(run.path / "summary.json")["warnings"] == [text]

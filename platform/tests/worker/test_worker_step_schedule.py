@@ -196,8 +196,8 @@ def test_a_step_is_sent_and_the_next_prepared_while_another_is_computed() -> Non
 def test_callbacks_see_one_step_after_the_other() -> None:
     steps = ScriptedSteps(3)
     run_overlapped(steps)
-    seen = [entry for entry in steps.log if entry[0] in ("compute", "end")]
-    assert seen == [("compute", 0), ("end", 0), ("compute", 1), ("end", 1), ("compute", 2), ("end", 2)]
+    calls = [entry for entry in steps.log if entry[0] in ("compute", "end")]
+    assert calls == [("compute", 0), ("end", 0), ("compute", 1), ("end", 1), ("compute", 2), ("end", 2)]
 
 
 @pytest.mark.parametrize("jobs", [0, 1, 3])

@@ -70,9 +70,9 @@ def refusal(directory: Path, tables: Sequence[TableSpec] = (), variables: Sequen
 
 def test_rows_come_from_all_shards_and_the_rest_as_initialized(tmp_path: Path) -> None:
     weights = StoredWeights.from_checkpoint(written(tmp_path, rows("users", 5, 1), rows("users", 8)), [USERS])
-    found = weights.pull_rows({"users": np.array([8, 0, 1, 9])})["users"].values
+    values = weights.pull_rows({"users": np.array([8, 0, 1, 9])})["users"].values
     start = initial_rows(UNIFORM, 7, np.array([0, 9]), 2)
-    np.testing.assert_array_equal(found, [[8, 8], start[0], [1, 1], start[1]])
+    np.testing.assert_array_equal(values, [[8, 8], start[0], [1, 1], start[1]])
 
 
 def test_rows_that_were_not_trained_are_as_the_trained_model_had_them(tmp_path: Path) -> None:
@@ -80,8 +80,8 @@ def test_rows_that_were_not_trained_are_as_the_trained_model_had_them(tmp_path: 
     weights = StoredWeights.from_checkpoint(
         written(tmp_path, rows("users", 5)), [replace(USERS, initializer={}, seed=1)]
     )
-    found = weights.pull_rows({"users": np.array([5, 6])})["users"].values
-    np.testing.assert_array_equal(found, [[5, 5], initial_rows(UNIFORM, 7, np.array([6]), 2)[0]])
+    values = weights.pull_rows({"users": np.array([5, 6])})["users"].values
+    np.testing.assert_array_equal(values, [[5, 5], initial_rows(UNIFORM, 7, np.array([6]), 2)[0]])
 
 
 def test_a_table_of_which_nothing_was_trained_yet_is_in_the_checkpoint(tmp_path: Path) -> None:
@@ -93,9 +93,9 @@ def test_a_table_of_which_nothing_was_trained_yet_is_in_the_checkpoint(tmp_path:
 @pytest.mark.parametrize("tables", [(), None])
 def test_a_table_that_was_trained_dense_can_be_served(tmp_path: Path, tables: tuple[TableSpec, ...] | None) -> None:
     """Below ps.embedding_threshold then, and under strategy Local always."""
-    whole = np.arange(20, dtype=np.float32).reshape(10, 2)
-    weights = StoredWeights.from_checkpoint(written(tmp_path, {"dense/users": whole}, tables=tables), [USERS])
-    np.testing.assert_array_equal(weights.pull_rows({"users": np.array([0, 9])})["users"].values, whole[[0, 9]])
+    values = np.arange(20, dtype=np.float32).reshape(10, 2)
+    weights = StoredWeights.from_checkpoint(written(tmp_path, {"dense/users": values}, tables=tables), [USERS])
+    np.testing.assert_array_equal(weights.pull_rows({"users": np.array([0, 9])})["users"].values, values[[0, 9]])
 
 
 def test_a_table_that_was_served_can_be_dense(tmp_path: Path) -> None:
@@ -108,9 +108,9 @@ def test_a_table_that_was_served_can_be_dense(tmp_path: Path) -> None:
 def test_a_table_that_is_not_there_is_refused(tmp_path: Path) -> None:
     """Its rows would be initial values, and the predictions worth nothing."""
     directory = written(tmp_path, rows("users", 5) | rows("tags"), tables=(USERS, TAGS))
-    said = refusal(directory, [USERS, replace(USERS, name="buyers", rows=3000)])
-    assert not missing_keys(said.message, "'buyers' [3000, 2]", "'tags' [any id, 2]", "'users' [10, 2]")
-    assert "name=" in str(said.hint)
+    error = refusal(directory, [USERS, replace(USERS, name="buyers", rows=3000)])
+    assert not missing_keys(error.message, "'buyers' [3000, 2]", "'tags' [any id, 2]", "'users' [10, 2]")
+    assert "name=" in str(error.hint)
     nothing = written(tmp_path / "other", {"dense/w": floats(1)}, tables=())
     assert not missing_keys(refusal(nothing, [USERS]).message, "'users' [10, 2]", "'w' [1]")
 
@@ -131,8 +131,8 @@ def test_a_table_of_another_shape_is_refused(tmp_path: Path, table: TableSpec, s
 def test_a_table_of_another_shape_that_was_dense_is_refused(tmp_path: Path, table: TableSpec) -> None:
     directory = written(tmp_path, {"dense/users": np.zeros((10, 2), np.float32)}, tables=None)
     shape = f"[{table.rows or 'any id'}, {table.dim}]"
-    said = f"the table 'users' is {shape} in the model, and a variable of the shape [10, 2] in the checkpoint"
-    assert refusal(directory, [table]).message == said
+    message = f"the table 'users' is {shape} in the model, and a variable of the shape [10, 2] in the checkpoint"
+    assert refusal(directory, [table]).message == message
 
 
 def test_dense_values_come_in_the_models_order(tmp_path: Path) -> None:
@@ -158,10 +158,10 @@ def test_dense_variables_of_another_model_are_refused(tmp_path: Path) -> None:
 
 def test_a_table_without_a_bound_cannot_be_dense(tmp_path: Path) -> None:
     directory = written(tmp_path, rows("tags", 5), tables=(TAGS,))
-    said = (
+    message = (
         "the variable 'tags' is [10, 2] in the model, and a PS-backed table of the shape [any id, 2] in the checkpoint"
     )
-    assert refusal(directory, [], [VariableSpec("tags", (10, 2))]).message == said
+    assert refusal(directory, [], [VariableSpec("tags", (10, 2))]).message == message
 
 
 def test_of_many_names_some_are_told(tmp_path: Path) -> None:

@@ -161,18 +161,18 @@ class Servers:
 
     def values(self) -> Arrays:
         """Values of variables and tables by name."""
-        found = {}
+        arrays = {}
         for state, declaration in zip(self.states, self.declarations, strict=True):
             flat = np.empty(declaration.flat_size, np.float32)
             state.require_store().read_flat(flat)
-            found |= {v.name: flat[place].reshape(v.shape) for v, place in declaration.variable_slices()}
+            arrays |= {v.name: flat[place].reshape(v.shape) for v, place in declaration.variable_slices()}
         for table in self.network.tables:
             owners = np.array(self.slots)[slot_of_row(np.arange(table.rows, dtype=np.uint64))]
-            found[table.name] = np.empty((table.rows, table.dim), np.float32)
+            arrays[table.name] = np.empty((table.rows, table.dim), np.float32)
             for index, state in enumerate(self.states):
                 ids = np.flatnonzero(owners == index)
-                found[table.name][ids] = state.require_store().read_rows(table.name, ids)
-        return found
+                arrays[table.name][ids] = state.require_store().read_rows(table.name, ids)
+        return arrays
 
 
 def train_replica(replica: ModelReplica, first: int, end: int) -> None:
@@ -207,7 +207,7 @@ def train_keras(module: ModelModule, initial: Arrays, *steps: int) -> list[Array
     model, optimizer = make_model(), module.optimizer()
     for weight, value in zip(model.weights, initial.values(), strict=True):
         weight.assign(value)
-    found = []
+    snapshots = []
     for step in range(steps[-1]):
         features, labels = minibatch(step)
         with tf.GradientTape() as tape:
@@ -217,8 +217,8 @@ def train_keras(module: ModelModule, initial: Arrays, *steps: int) -> list[Array
         # Of rows that occur several times, Keras would square each gradient instead of the sum.
         optimizer.apply([tf.convert_to_tensor(gradient) for gradient in gradients], variables)
         if step + 1 in steps:
-            found.append({name: np.array(weight) for name, weight in zip(initial, model.weights, strict=True)})
-    return found
+            snapshots.append({name: np.array(weight) for name, weight in zip(initial, model.weights, strict=True)})
+    return snapshots
 
 
 def in_model_order(replica: ModelReplica, values: Arrays) -> Arrays:
@@ -409,7 +409,7 @@ def test_local_and_all_reduce_load_each_others_checkpoints_with_any_optimizer() 
     with pytest.raises(BadInputError, match="state/0"):
         back.load_state(saved)
     back.load_state(saved, by_ranks=True)
-    found = train(back, STEPS, STEPS + BEFORE)
-    assert found.keys() == expected.keys() > saved.keys()
+    arrays = train(back, STEPS, STEPS + BEFORE)
+    assert arrays.keys() == expected.keys() > saved.keys()
     for name in saved:
-        np.testing.assert_allclose(found[name], expected[name], rtol=2e-4, atol=2e-5, err_msg=name)
+        np.testing.assert_allclose(arrays[name], expected[name], rtol=2e-4, atol=2e-5, err_msg=name)

@@ -41,7 +41,7 @@ def gradient(network: LinearNetwork, factor: float) -> np.ndarray:
 
 def pushes(parameters: ParameterClient, lease: int, gradients: list[np.ndarray]) -> list[bool]:
     """One step after another, each at the newest values; whether each was in at the first try."""
-    found = []
+    first_tries = []
     for step, values in enumerate(gradients):
         first = True
         following = lease if step + 1 < len(gradients) else 0
@@ -54,8 +54,8 @@ def pushes(parameters: ParameterClient, lease: int, gradients: list[np.ndarray])
             if parameters.push(sent).is_applied:
                 break
             first = False
-        found.append(first)
-    return found
+        first_tries.append(first)
+    return first_tries
 
 
 def test_pushes_of_two_workers_are_one_update_on_every_server(
@@ -116,10 +116,10 @@ def test_a_stale_minibatch_is_computed_again_and_enters_once(
 def test_pushes_say_what_follows() -> None:
     harness, network = LoopHarness(strategy=Strategy(mode="sync")), LinearNetwork()
     parameters = harness.parameters(network)
-    said, push = [], parameters.push
+    next_leases, push = [], parameters.push
 
     def observed(step: StepPush) -> object:
-        said.append(step.next_lease_id - LEASE if step.next_lease_id else 0)
+        next_leases.append(step.next_lease_id - LEASE if step.next_lease_id else 0)
         return push(step)
 
     parameters.push = observed  # type: ignore[method-assign,assignment]
@@ -130,7 +130,7 @@ def test_pushes_say_what_follows() -> None:
     harness.leases._queued_tasks.clear()
     harness.leases._queued_tasks.extend([third])
     trainer.run(second)
-    assert said == [1, 2, 2, 0]
+    assert next_leases == [1, 2, 2, 0]
     harness.close()
 
 

@@ -200,8 +200,8 @@ def test_evaluation_uses_the_pinned_values_and_pulls_them_once(harness: LoopHarn
     harness.progress.send_all()
 
     assert pulls == [1]
-    for seen in network.evaluated:
-        np.testing.assert_array_equal(seen, pinned)
+    for values in network.evaluated:
+        np.testing.assert_array_equal(values, pinned)
     states = [json.loads(r.result)["mae"]["states"] for r in harness.master.requests("Report")[-2:]]
     assert [count for _, count in states] == [20, 10]
 
@@ -211,18 +211,18 @@ def test_an_evaluation_says_nothing_before_it_is_complete(harness: LoopHarness) 
     network = LinearNetwork()
     parameters = harness.parameters(network)
     harness.servers.servers[0].take_snapshot(1, 1, None, pin=True)
-    told: list[int] = []
+    reported_steps: list[int] = []
     evaluate = network.evaluate
 
     def watched(*arguments: Any) -> None:
         evaluate(*arguments)
         harness.progress.send_all()
-        told.append(harness.master.requests("Progress")[-1].leases[0].through)
+        reported_steps.append(harness.master.requests("Progress")[-1].leases[0].through)
 
     network.evaluate = watched  # type: ignore[method-assign]
     for leased in harness.take(task(1, 0, 12, "evaluation", pin=1)):
         evaluator(harness, network, parameters).run(leased)
-    assert told == [0, 0, 0]
+    assert reported_steps == [0, 0, 0]
 
 
 def test_metrics_turns_sums_into_values(harness: LoopHarness) -> None:
@@ -286,10 +286,10 @@ def test_a_failure_is_told_to_the_master(
     start(harness, task(1, 0, 4))
     with caplog.at_level(logging.CRITICAL):
         assert loop(harness, training=fail).run() == code
-    (told,) = harness.master.requests("Fail")
-    assert (told.kind, told.lease) == (kind, LEASE + 1)
-    assert str(error) in told.message
-    assert bool(told.detail) is (kind == "crash"), "what EDL foresaw needs no traceback"
+    (failure,) = harness.master.requests("Fail")
+    assert (failure.kind, failure.lease) == (kind, LEASE + 1)
+    assert str(error) in failure.message
+    assert bool(failure.detail) is (kind == "crash"), "what EDL foresaw needs no traceback"
     harness.progress.stop()
 
 
@@ -302,9 +302,9 @@ def test_what_ends_a_loop_of_another_kind_is_told_to_the_master(
 
     with caplog.at_level(logging.CRITICAL):
         assert loop(harness).run_guarded(train) == 1
-    (told,) = harness.master.requests("Fail")
-    assert told.message == f"{kind.__name__}: raised by code"
-    assert "in train" in told.detail
+    (failure,) = harness.master.requests("Fail")
+    assert failure.message == f"{kind.__name__}: raised by code"
+    assert "in train" in failure.detail
     harness.progress.stop()
 
 
@@ -346,14 +346,14 @@ def no_work_until_declared(harness: LoopHarness) -> threading.Event:
     declared = threading.Event()
 
     def on_call(method: str, request: Any) -> None:
-        asked = len(harness.master.requests("Lease"))
+        lease_requests = len(harness.master.requests("Lease"))
         if (
             method == "Register"
             and request.ready
             and all(harness.servers.state(i).initialized for i in harness.servers.servers)
         ):
             declared.set()
-        if method == "Lease" and asked == 2:
+        if method == "Lease" and lease_requests == 2:
             declared.wait(10)
 
     wait = pb.LeaseReply(

@@ -10,23 +10,23 @@ KERAS = logging.getLogger("edl.keras.model_export")
 
 
 def test_each_text_is_passed_on_once_and_few_of_a_topic() -> None:
-    found: list[tuple[str, str]] = []
-    with WarningCollector(lambda topic, text: found.append((topic, text))):
+    warnings: list[tuple[str, str]] = []
+    with WarningCollector(lambda topic, text: warnings.append((topic, text))):
         for _ in range(2):
             KERAS.warning("no file for %s", "a")
         for at in range(9):
             logging.getLogger("edl.worker.not_finite").warning("loss %d", at)
-    assert found == [("no file for %s", "no file for a"), *(("loss %d", f"loss {at}") for at in range(3))]
+    assert warnings == [("no file for %s", "no file for a"), *(("loss %d", f"loss {at}") for at in range(3))]
     assert MAX_WARNINGS_OF_TOPIC == 3
 
 
 def test_what_is_for_admins_or_no_warning_stays_in_the_log() -> None:
-    found: list[str] = []
-    with WarningCollector(lambda topic, text: found.append(text)):
+    warnings: list[str] = []
+    with WarningCollector(lambda topic, text: warnings.append(text)):
         logging.getLogger("edl.transport.bulk_server").warning("a client is refused")
         KERAS.info("built")
     KERAS.warning("after the end")
-    assert not found
+    assert not warnings
 
 
 def test_a_handler_can_leave_out_what_was_passed_on() -> None:

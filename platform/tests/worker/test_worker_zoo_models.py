@@ -145,8 +145,8 @@ def test_a_large_model_takes_what_its_feed_returns(name: str, data: Path) -> Non
         make_data(model.data, data)
     *parts, _ = model.definition.split(".")
     module = import_module(".".join(["model_zoo", *parts]))
-    found = feed_all(".".join(parts), data / model.data / "test")[:4]
-    images, labels = np.stack([image for image, _ in found]), np.array([label for _, label in found])
+    examples = feed_all(".".join(parts), data / model.data / "test")[:4]
+    images, labels = np.stack([image for image, _ in examples]), np.array([label for _, label in examples])
     network = module.custom_model(**model.params)
     outputs = network(images, training=True)
     assert outputs.shape == (4, 10)
