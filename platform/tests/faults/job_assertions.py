@@ -17,10 +17,10 @@ def finished(
     job: LinearJob, run: JobProcess, *, lost: int = 0, silent: int = 0, timeout: float = 90.0
 ) -> tuple[Line, LedgerRecount]:
     """Wait for the end; nothing is lost, little is repeated, ledger and parameters agree, nothing went back."""
-    summary, found = done(job, run, lost=lost, silent=silent, timeout=timeout)
-    job.check_checkpoints(run.run_dir, found)
+    summary, counted = done(job, run, lost=lost, silent=silent, timeout=timeout)
+    job.check_checkpoints(run.run_dir, counted)
     assert (summary["records_rolled_back"], summary["updates_rolled_back"]) == (0, 0)
-    return summary, found
+    return summary, counted
 
 
 def done(
@@ -40,9 +40,9 @@ def done(
     assert summary["records_done"] == summary["records_total"] == job.total
     assert summary["workers_lost"] == lost
     assert summary["records_repeated"] <= (lost + silent) * job.minibatch
-    found = job.check(run.run_dir)
-    assert summary["records_repeated"] == found.repeated_records
-    assert summary["records_rolled_back"] == found.rolled_back_records
-    assert summary["updates_rolled_back"] == found.updates_rolled_back
+    counted = job.check(run.run_dir)
+    assert summary["records_repeated"] == counted.repeated_records
+    assert summary["records_rolled_back"] == counted.rolled_back_records
+    assert summary["updates_rolled_back"] == counted.updates_rolled_back
     assert summary["steps_not_applied"] == 0
-    return summary, found
+    return summary, counted

@@ -212,9 +212,9 @@ class LinearJob:
 
     def check(self, run_dir: Path) -> LedgerRecount:
         """The ledger as the journal gives it: every record exactly once an epoch."""
-        found = recount(run_dir)
-        assert find_ledger_problems(found, self.epochs) == []
-        return found
+        counted = recount(run_dir)
+        assert find_ledger_problems(counted, self.epochs) == []
+        return counted
 
     def check_checkpoints(self, run_dir: Path, found: LedgerRecount) -> None:
         """Every checkpoint on the disk is what its cut of the ledger gives; the last one is the end of training."""
@@ -242,10 +242,10 @@ class LinearJob:
 
 def _by_source(step: CountedStep) -> Iterable[tuple[str, list[int]]]:
     """The records of a step, for each source that has some of them."""
-    found: dict[str, list[int]] = {}
+    records_by_source: dict[str, list[int]] = {}
     for source, record in step.source_records():
-        found.setdefault(source, []).append(record)
-    return found.items()
+        records_by_source.setdefault(source, []).append(record)
+    return records_by_source.items()
 
 
 def cut_of(folder: Path) -> int:
@@ -255,18 +255,18 @@ def cut_of(folder: Path) -> int:
 
 def parameters(folder: Path, shard: int | None = None) -> dict[str, NDArray[np.float32]]:
     """Every variable of a checkpoint by name, or those of one PS's shard; rows put into whole tables."""
-    found: dict[str, NDArray[np.float32]] = {}
+    variables: dict[str, NDArray[np.float32]] = {}
     for file in sorted(folder.glob("ps-*.safetensors" if shard is None else f"ps-{shard}.safetensors")):
         with safe_open(file, framework="np") as arrays:
             for name in arrays.keys():  # noqa: SIM118  not a mapping
                 kind, _, rest = name.partition("/")
                 if kind == "dense":
-                    found[rest] = arrays.get_tensor(name)
+                    variables[rest] = arrays.get_tensor(name)
                 elif kind == "rows" and name.endswith("/values"):
                     ids = arrays.get_tensor(name.removesuffix("values") + "ids")
-                    table = found.setdefault("items", np.zeros((ROWS, DIM), np.float32))
+                    table = variables.setdefault("items", np.zeros((ROWS, DIM), np.float32))
                     table[ids] = arrays.get_tensor(name)
-    return found
+    return variables
 
 
 def rows_of(folder: Path, shard: int) -> NDArray[np.int64]:

@@ -153,9 +153,9 @@ def test_workers_are_killed_at_each_point_of_a_change_of_the_world(all_reduce: M
         for point in points:
             world_of(run, 3, after=known)
             known = len(run.lines)
-            taken = order_kills(job.job_folder.folder, point)
+            taken_files = order_kills(job.job_folder.folder, point)
             run.send("worker", min(run.pids("worker")), SIGKILL)
-            wait_for_kills(taken)
+            wait_for_kills(taken_files)
         world_of(run, 3, after=known)
         check_end(job, run, lost=2 * len(points))
 

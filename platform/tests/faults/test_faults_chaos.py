@@ -12,6 +12,6 @@ pytestmark = [pytest.mark.faults, pytest.mark.thorough, pytest.mark.tensorflow, 
 
 @pytest.mark.parametrize("mode", ["async", "all-reduce"])
 def test_no_promise_is_broken_under_random_faults(tmp_path: Path, mode: str) -> None:
-    found = run_chaos(tmp_path, seed=11, mode=mode, seconds=120.0)
-    assert found["violations"] == []
-    assert sum(found["faults"].values()) >= 15
+    report = run_chaos(tmp_path, seed=11, mode=mode, seconds=120.0)
+    assert report["violations"] == []
+    assert sum(report["faults"].values()) >= 15

@@ -137,10 +137,10 @@ def test_a_variable_that_one_worker_changes_stops_the_job_and_is_named(tmp_path:
     assert "has another value of 'dense/output/kernel' than worker-" in reason
     why = edl("why", "regression", "--local", cwd=tmp_path)
     assert why.returncode == 0, why.stderr
-    said = " ".join(why.stdout.split())
-    assert f"worker-{worker} (rank " in said
-    assert "has another value of 'dense/output/kernel' than worker-" in said
-    assert "look for code of the model, the optimizer or a callback that assigns other values in one process" in said
+    output = " ".join(why.stdout.split())
+    assert f"worker-{worker} (rank " in output
+    assert "has another value of 'dense/output/kernel' than worker-" in output
+    assert "look for code of the model, the optimizer or a callback that assigns other values in one process" in output
 
 
 def test_a_worker_that_starts_after_the_loss_was_edited_is_refused_with_the_file(tmp_path: Path) -> None:

@@ -39,8 +39,8 @@ def holder(run: JobProcess, task: str) -> int:
     """Index of the worker that was given the task, as soon as the journal says so."""
     until = time.monotonic() + START_SECONDS
     while time.monotonic() < until:
-        given = leased(list(read_entries(run.run_dir / "journal")), task) if run.events("role_started") else {}
-        for entry in given.values():
+        leases = leased(list(read_entries(run.run_dir / "journal")), task) if run.events("role_started") else {}
+        for entry in leases.values():
             return int(entry["worker"].split("-")[1])
         time.sleep(0.005)
     raise AssertionError(f"no {task} was leased")
@@ -52,17 +52,17 @@ def leased(entries: list[Entry], task: str) -> dict[int, Entry]:
 
 def finished(entries: list[Entry], task: str) -> list[Entry]:
     """The leases of a task whose results count."""
-    given = leased(entries, task)
-    return [given[entry["lease"]] for entry in entries if entry["kind"] == "done" and entry["lease"] in given]
+    leases = leased(entries, task)
+    return [leases[entry["lease"]] for entry in entries if entry["kind"] == "done" and entry["lease"] in leases]
 
 
 def covered(leases: list[Entry]) -> dict[str, int]:
     """Records by source, each of which must be in one lease only."""
-    found: dict[str, int] = {}
+    record_counts: dict[str, int] = {}
     for source, start, end in sorted(ranges(leases)):
-        assert found.get(source, 0) == start, f"{source}: {start} follows {found.get(source, 0)}"
-        found[source] = end
-    return found
+        assert record_counts.get(source, 0) == start, f"{source}: {start} follows {record_counts.get(source, 0)}"
+        record_counts[source] = end
+    return record_counts
 
 
 def ranges(leases: list[Entry]) -> Iterator[tuple[str, int, int]]:

@@ -102,16 +102,16 @@ def inject(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_command_runs_with_its_fault_and_ends_with_its_exit_code(fake_job: Path) -> None:
-    found = inject(fake_job, "worker:KILL@50%", "--", sys.executable, "fake_edl.py", "run", "job.json")
-    assert found.returncode == 7, found.stderr
-    assert "SIGKILL was sent to worker-3" in found.stdout
-    assert "at step 7" in found.stdout
+    completed = inject(fake_job, "worker:KILL@50%", "--", sys.executable, "fake_edl.py", "run", "job.json")
+    assert completed.returncode == 7, completed.stderr
+    assert "SIGKILL was sent to worker-3" in completed.stdout
+    assert "at step 7" in completed.stdout
 
 
 def test_a_fault_that_was_never_due_is_told(fake_job: Path) -> None:
-    found = inject(fake_job, "worker:KILL@99%", "--", sys.executable, "-c", "pass", "run", "job.json")
-    assert found.returncode == 1
-    assert "SIGKILL to worker was not sent" in found.stderr
+    completed = inject(fake_job, "worker:KILL@99%", "--", sys.executable, "-c", "pass", "run", "job.json")
+    assert completed.returncode == 1
+    assert "SIGKILL to worker was not sent" in completed.stderr
 
 
 def test_bad_arguments_end_with_2(fake_job: Path) -> None:
@@ -123,9 +123,9 @@ def test_bad_arguments_end_with_2(fake_job: Path) -> None:
 
 
 def test_jobs_on_a_cluster_are_refused(fake_job: Path) -> None:
-    found = inject(fake_job, "worker:KILL@50%", "--", "edl", "submit", "job.json")
-    assert found.returncode == 2
-    assert "edl submit" in found.stderr
+    completed = inject(fake_job, "worker:KILL@50%", "--", "edl", "submit", "job.json")
+    assert completed.returncode == 2
+    assert "edl submit" in completed.stderr
 
 
 def test_a_pid_that_was_there_before_the_command_gets_nothing(tmp_path: Path) -> None:

@@ -24,10 +24,10 @@ def write(folder: Path, *entries: dict[str, Any]) -> None:
 
 
 def count(*entries: dict[str, Any]) -> LedgerRecount:
-    found = LedgerRecount()
+    counted = LedgerRecount()
     for entry in entries:
-        found.apply_entry(entry)
-    return found
+        counted.apply_entry(entry)
+    return counted
 
 
 DATASET = {"kind": "dataset", "training": [["a", 32]]}
@@ -81,31 +81,31 @@ def test_a_compacted_journal_has_no_history(tmp_path: Path) -> None:
 
 
 def test_steps_of_a_returned_lease_count_once() -> None:
-    found = count(
+    counted = count(
         DATASET, leased(1, 0, 32), {"kind": "progress", "lease": 1, "through": 1}, returned(1, 2, 8), leased(2, 16, 32)
     )
-    assert find_ledger_problems(found, 1) == ["epoch 0, a: records 16 to 32 are not done"]
-    found.apply_entry({"kind": "done", "lease": 2})
-    assert find_ledger_problems(found, 1) == []
-    assert found.repeated_records == 8
-    assert len(found.counted_steps) == 4
+    assert find_ledger_problems(counted, 1) == ["epoch 0, a: records 16 to 32 are not done"]
+    counted.apply_entry({"kind": "done", "lease": 2})
+    assert find_ledger_problems(counted, 1) == []
+    assert counted.repeated_records == 8
+    assert len(counted.counted_steps) == 4
 
 
 def test_a_step_that_some_ps_applied_counts_where_it_is_done_again_and_is_named() -> None:
-    found = count(DATASET, leased(1, 0, 32), {**returned(1, 2, 8), "partial": 1}, leased(2, 16, 32))
-    found.apply_entry({"kind": "done", "lease": 2})
-    assert [(step.lease, step.start, step.end) for step in found.partial_steps] == [(1, 16, 24)]
-    assert (found.partial_step_count, len(found.counted_steps)) == (1, 4)
+    counted = count(DATASET, leased(1, 0, 32), {**returned(1, 2, 8), "partial": 1}, leased(2, 16, 32))
+    counted.apply_entry({"kind": "done", "lease": 2})
+    assert [(step.lease, step.start, step.end) for step in counted.partial_steps] == [(1, 16, 24)]
+    assert (counted.partial_step_count, len(counted.counted_steps)) == (1, 4)
 
 
 def test_a_late_report_of_a_returned_lease_counts_nothing() -> None:
-    found = count(DATASET, leased(1, 0, 32), returned(1, 1), {"kind": "done", "lease": 1})
-    assert len(found.counted_steps) == 1
+    counted = count(DATASET, leased(1, 0, 32), returned(1, 1), {"kind": "done", "lease": 1})
+    assert len(counted.counted_steps) == 1
 
 
 def test_records_that_are_done_twice_are_named() -> None:
-    found = count(DATASET, leased(1, 0, 32), leased(2, 8, 16), *({"kind": "done", "lease": n} for n in (1, 2)))
-    assert "epoch 0, a: records 8 to 16 are done twice" in find_ledger_problems(found, 1)
+    counted = count(DATASET, leased(1, 0, 32), leased(2, 8, 16), *({"kind": "done", "lease": n} for n in (1, 2)))
+    assert "epoch 0, a: records 8 to 16 are done twice" in find_ledger_problems(counted, 1)
 
 
 def cut(number: int, step: int, applied: dict[str, int], below: int = 99) -> dict[str, Any]:
@@ -113,49 +113,49 @@ def cut(number: int, step: int, applied: dict[str, int], below: int = 99) -> dic
 
 
 def test_a_cut_holds_what_the_ps_said_and_what_was_closed_before() -> None:
-    found = count(DATASET, leased(1, 0, 16), {"kind": "done", "lease": 1}, leased(2, 16, 32))
-    found.apply_entry({"kind": "progress", "lease": 2, "through": 2})
-    found.apply_entry(cut(1, 3, {"2": 1}))
-    assert {(step.lease, step.step) for step in found.cuts[1]} == {(1, 0), (1, 1), (2, 0)}
+    counted = count(DATASET, leased(1, 0, 16), {"kind": "done", "lease": 1}, leased(2, 16, 32))
+    counted.apply_entry({"kind": "progress", "lease": 2, "through": 2})
+    counted.apply_entry(cut(1, 3, {"2": 1}))
+    assert {(step.lease, step.step) for step in counted.cuts[1]} == {(1, 0), (1, 1), (2, 0)}
 
 
 def test_a_cut_holds_nothing_of_a_lease_that_was_granted_later() -> None:
     """Its first steps were kept out until the cut was taken by all, and entered before its entry was."""
-    found = count(DATASET, leased(1, 0, 16), {"kind": "done", "lease": 1}, leased(2, 16, 32))
-    found.apply_entry({"kind": "progress", "lease": 2, "through": 2})
-    found.apply_entry(cut(1, 2, {}, below=2))
-    assert {step.lease for step in found.cuts[1]} == {1}
+    counted = count(DATASET, leased(1, 0, 16), {"kind": "done", "lease": 1}, leased(2, 16, 32))
+    counted.apply_entry({"kind": "progress", "lease": 2, "through": 2})
+    counted.apply_entry(cut(1, 2, {}, below=2))
+    assert {step.lease for step in counted.cuts[1]} == {1}
 
 
 def test_a_cut_that_says_another_number_of_steps_is_refused() -> None:
-    found = count(DATASET, leased(1, 0, 16))
+    counted = count(DATASET, leased(1, 0, 16))
     with pytest.raises(LedgerError, match="cut 1 holds 1 steps, its entry says 2"):
-        found.apply_entry(cut(1, 2, {"1": 1}))
+        counted.apply_entry(cut(1, 2, {"1": 1}))
 
 
 def test_a_rollback_goes_back_to_the_cut_and_says_how_far() -> None:
-    found = count(DATASET, leased(1, 0, 32), cut(1, 1, {"1": 1}))
-    found.apply_entry({"kind": "progress", "lease": 1, "through": 3})
+    counted = count(DATASET, leased(1, 0, 32), cut(1, 1, {"1": 1}))
+    counted.apply_entry({"kind": "progress", "lease": 1, "through": 3})
     position = {"done_steps": 1, "done_records": 8, "returned": [[0, "a", 8, 32]]}
     entry = {"kind": "rolled_back", "cut": 1, "ledger": position}
     with pytest.raises(LedgerError, match="16 records went back"):
-        found.apply_entry({**entry, "records": 8})
-    found.apply_entry({**entry, "records": 16})
-    assert [step.start for step in found.counted_steps] == [0]
-    assert found.rolled_back_records == 16
+        counted.apply_entry({**entry, "records": 8})
+    counted.apply_entry({**entry, "records": 16})
+    assert [step.start for step in counted.counted_steps] == [0]
+    assert counted.rolled_back_records == 16
 
 
 def test_a_position_that_leases_again_what_is_in_is_refused() -> None:
-    found = count(DATASET, leased(1, 0, 32), cut(1, 1, {"1": 1}))
+    counted = count(DATASET, leased(1, 0, 32), cut(1, 1, {"1": 1}))
     position = {"done_steps": 1, "done_records": 8, "returned": [[0, "a", 0, 32]]}
     with pytest.raises(LedgerError, match="to be leased again"):
-        found.apply_entry({"kind": "saved", "cut": 1, "ledger": position})
+        counted.apply_entry({"kind": "saved", "cut": 1, "ledger": position})
 
 
 @given(st.data())
 def test_it_agrees_with_the_ledger_of_the_core(data: st.DataObject) -> None:
     """Whatever happens to leases, both count the same records."""
-    ledger, found = (
+    ledger, counted = (
         Ledger(ShardPlan((RecordSource("a", 100),), 24), 2, 8),
         count({"kind": "dataset", "training": [["a", 100]]}),
     )
@@ -166,15 +166,15 @@ def test_it_agrees_with_the_ledger_of_the_core(data: st.DataObject) -> None:
             number += 1
             ledger.grant_range(number, work, "w")
             row = [work.epoch, work.source, work.start, work.end]
-            found.apply_entry({**leased(number, 0, 0), "work": row})
+            counted.apply_entry({**leased(number, 0, 0), "work": row})
             continue
         lease = data.draw(st.sampled_from(sorted(ledger.leases)))
         through = data.draw(st.integers(0, ledger.leases[lease].step_count))
         if data.draw(st.booleans()):
             ledger.return_lease(lease, through)
-            found.apply_entry(returned(lease, through))
+            counted.apply_entry(returned(lease, through))
         else:
             ledger.finish_lease(lease)
-            found.apply_entry({"kind": "done", "lease": lease})
-        assert sum(step.records for step in found.counted_steps) == ledger.done_records
-    assert find_ledger_problems(found, 2) == []
+            counted.apply_entry({"kind": "done", "lease": lease})
+        assert sum(step.records for step in counted.counted_steps) == ledger.done_records
+    assert find_ledger_problems(counted, 2) == []

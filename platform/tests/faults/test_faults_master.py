@@ -27,10 +27,10 @@ def test_the_master_is_killed_again_and_again(linear: Make, measure: Measure) ->
             first = run.wait_status(lambda status, life=life: status["incarnation"] == life)["step"]
             run.wait_status(lambda status, first=first: status["step"] > first)
             measure("master SIGKILL to the next step", time.time() - at)
-        _, found = finished(job, run)
+        _, counted = finished(job, run)
         ends = {line["reason"] for line in run.events("role_ended") if line["role"] != "master"}
     assert ends <= {"Completed", "Deleted"}, "workers and PS wait for their master and go on"
-    assert found.repeated_records == 0
+    assert counted.repeated_records == 0
 
 
 @pytest.mark.repetition
@@ -65,8 +65,8 @@ def test_everything_is_killed_and_resumed(linear: Make, options: list[str]) -> N
         assert again.run_dir == run_dir
         back = again.wait_event("rolled_back")
         assert back["to_cut"] >= saved["cut"]
-        summary, found = done(job, again, lost=job.workers)
-        job.check_checkpoints(run_dir, found)
+        summary, counted = done(job, again, lost=job.workers)
+        job.check_checkpoints(run_dir, counted)
     assert 0 < summary["records_rolled_back"] <= job.interval * job.minibatch
     assert summary["updates_rolled_back"] == 0
 

@@ -54,16 +54,16 @@ class DigitsJob:
 def digits(tmp_path_factory: pytest.TempPathFactory) -> DigitsJob:
     folder = tmp_path_factory.mktemp("digits")
     arguments = ["--source", "digits", "--records", "12000", "--format", "recordio"]
-    made = edl("data", "mnist", str(folder), *arguments, "--force", cwd=folder)
-    assert made.returncode == 0, made.stderr
+    data_command = edl("data", "mnist", str(folder), *arguments, "--force", cwd=folder)
+    assert data_command.returncode == 0, data_command.stderr
     plain = DigitsJob(folder)
     ends = []
     for seed in range(BASELINES):
         with plain.start(f"baseline-{seed}", seed) as run:
             ends.append(accuracy(run.summary()))
-    found = DigitsJob(folder, RunNoise(ends, CAP))
-    print(f"accuracy without faults: {found.noise}")
-    return found
+    job = DigitsJob(folder, RunNoise(ends, CAP))
+    print(f"accuracy without faults: {job.noise}")
+    return job
 
 
 def accuracy(summary: Line) -> float:

@@ -39,9 +39,9 @@ def test_the_only_one_is_killed(linear: Make) -> None:
             back = run.wait_event("rolled_back", after=lines)
             assert back["to_cut"] >= saved["cut"]
             assert 0 <= back["records"] <= intervals * job.interval * job.minibatch
-        summary, found = done(job, run)
-        job.check_checkpoints(run.run_dir, found)
-    assert len(found.rollbacks) == 2
+        summary, counted = done(job, run)
+        job.check_checkpoints(run.run_dir, counted)
+    assert len(counted.rollbacks) == 2
     assert summary["updates_rolled_back"] == 0
     assert summary["records_repeated"] == 0
 
@@ -69,9 +69,9 @@ def test_the_only_one_and_a_worker_are_killed_while_rows_are_served(linear: Make
         run.wait_step(saved["step"] + 100)
         run.send("ps", 0, SIGKILL)
         run.wait_event("rolled_back")
-        _, found = done(job, run, lost=1)
-        job.check_checkpoints(run.run_dir, found)
-    assert len(found.rollbacks) == 1
+        _, counted = done(job, run, lost=1)
+        job.check_checkpoints(run.run_dir, counted)
+    assert len(counted.rollbacks) == 1
 
 
 @pytest.mark.repetition
@@ -93,14 +93,14 @@ def test_one_of_two_is_killed(linear: Make, embedding: bool) -> None:
         back = run.wait_event("rolled_back")
         assert back["records"] == 0
         assert 0 < back["updates"] <= job.interval
-        summary, found = done(job, run, lost=int(embedding))
+        summary, counted = done(job, run, lost=int(embedding))
         folder = max(path.parent for path in run.run_dir.glob("checkpoints/*/manifest.json"))
     assert summary["records_rolled_back"] == 0
-    assert [part.ps for part in found.part_rollbacks] == [1]
-    kept, lost = ShardContents(job, folder, 0), ShardContents(job, folder, 1)
-    assert ("items" in kept.values) == ("items" in lost.values) == embedding
-    check_kept(kept, found)
-    assert check_lost(lost, found, found.part_rollbacks[0]) == {summary["updates_rolled_back"]}
+    assert [part.ps for part in counted.part_rollbacks] == [1]
+    intact, lost = ShardContents(job, folder, 0), ShardContents(job, folder, 1)
+    assert ("items" in intact.values) == ("items" in lost.values) == embedding
+    check_kept(intact, counted)
+    assert check_lost(lost, counted, counted.part_rollbacks[0]) == {summary["updates_rolled_back"]}
 
 
 @pytest.mark.parametrize("ps", [pytest.param(1, marks=pytest.mark.repetition), 2])
@@ -115,10 +115,10 @@ def test_one_is_told_to_go(linear: Make, ps: int) -> None:
         ended = run.wait_event("role_ended", after=lines, role="ps")
         assert (ended["index"], ended["exit_code"]) == (ps - 1, 0)
         run.wait_event("role_started", after=lines, role="ps")
-        summary, found = done(job, run)
-        job.check_checkpoints(run.run_dir, found)
+        summary, counted = done(job, run)
+        job.check_checkpoints(run.run_dir, counted)
     assert (summary["records_rolled_back"], summary["updates_rolled_back"], summary["records_repeated"]) == (0, 0, 0)
-    assert (found.rollbacks, found.part_rollbacks) == ([], [])
+    assert (counted.rollbacks, counted.part_rollbacks) == ([], [])
 
 
 @pytest.mark.repetition
@@ -126,10 +126,10 @@ def test_a_cut_over_two_is_the_ledger_at_its_position(linear: Make) -> None:
     """Two PS take their snapshots at different times and still hold the same steps."""
     job = linear(ps=2, every_steps=150)
     with job.start() as run:
-        _, found = done(job, run, timeout=150.0)
-        job.check_checkpoints(run.run_dir, found)
+        _, counted = done(job, run, timeout=150.0)
+        job.check_checkpoints(run.run_dir, counted)
         folders = [path.parent for path in run.run_dir.glob("checkpoints/*/manifest.json")]
-    amid = [folder for folder in folders if 0 < len(found.cuts[cut_of(folder)]) < len(found.counted_steps)]
+    amid = [folder for folder in folders if 0 < len(counted.cuts[cut_of(folder)]) < len(counted.counted_steps)]
     assert len(amid) >= 3
     assert all(parameters(folder, ps) for folder in amid for ps in (0, 1))
 
@@ -161,8 +161,8 @@ class ShardContents:
 def check_kept(held: ShardContents, found: LedgerRecount) -> None:
     """The other one lacks nothing; what a killed worker had sent to it alone is in once more."""
     halves = [[np.zeros_like(held.flat), held.of([half])] for half in found.partial_steps]
-    whole = held.of(found.counted_steps)
-    assert any(np.array_equal(sum(chosen, whole), held.flat) for chosen in product(*halves))
+    counted_sum = held.of(found.counted_steps)
+    assert any(np.array_equal(sum(chosen, counted_sum), held.flat) for chosen in product(*halves))
 
 
 def check_lost(held: ShardContents, found: LedgerRecount, part: PartRollback) -> set[int]:

@@ -27,14 +27,14 @@ def test_two_then_three_then_one(linear: Callable[..., LinearJob]) -> None:
             run.kill()
             run.wait_gone(10.0)
     with job.start("--resume", "--ps", "1") as run:
-        _, found = done(job, run, lost=2 * job.workers)
-        job.check_checkpoints(run.run_dir, found)
+        _, counted = done(job, run, lost=2 * job.workers)
+        job.check_checkpoints(run.run_dir, counted)
     shards = [len(json.loads(path.read_text())["shards"]) for path in run.run_dir.glob("checkpoints/*/manifest.json")]
     assert set(shards) == {1, 2, 3}
 
-    told = edl("checkpoint", "export", "linear", "linear.npz", cwd=job.file.parent)
-    assert told.returncode == 0, told.stderr
-    expected = job.expected(found.counted_steps)
+    export_command = edl("checkpoint", "export", "linear", "linear.npz", cwd=job.file.parent)
+    assert export_command.returncode == 0, export_command.stderr
+    expected = job.expected(counted.counted_steps)
     with np.load(job.file.parent / "linear.npz", allow_pickle=False) as exported:
         (table,) = {name.removesuffix("/ids") for name in exported if name.endswith("/ids")}
         ids, rows = exported[f"{table}/ids"], exported[f"{table}/rows"]

@@ -60,7 +60,7 @@ def make_gan_job(folder: Path, *, workers: int, epochs: int, record_seconds: flo
 def check_gan(job: StepLogJob, run: JobProcess, *, lost: int) -> list[list[int]]:
     """Wait for the end; all variables, with those of both optimizers, are those of one process on the same steps."""
     _, steps = job.check_end(run, lost=lost)
-    found = checkpoint_arrays(newest_cut(run.run_dir))
+    arrays = checkpoint_arrays(newest_cut(run.run_dir))
     records = {"real": job.rows[:, :3], "noise": job.rows[:, 3:5]}, job.rows[:, 5:]
     plain, _ = train_plainly(job.job_folder.folder, [], [pick(records, step) for step in steps])
     expected: dict[str, Any] = {f"dense/{weight.path}": weight for weight in plain.trainable_weights}
@@ -68,8 +68,8 @@ def check_gan(job: StepLogJob, run: JobProcess, *, lost: int) -> list[list[int]]
         expected |= {f"slot/{name}/{at}": each for at, each in enumerate(getattr(plain, name).variables)}
     for name, variable in expected.items():
         values = variable.numpy()
-        assert found[name].dtype == values.dtype, name
-        assert np.linalg.norm(found[name] - values) <= TOLERANCE * np.linalg.norm(values), name
+        assert arrays[name].dtype == values.dtype, name
+        assert np.linalg.norm(arrays[name] - values) <= TOLERANCE * np.linalg.norm(values), name
     return steps
 
 
@@ -101,9 +101,9 @@ def test_workers_of_a_gan_are_killed_at_each_point_of_a_step_and_of_a_change_of_
         for point in ("confirm", "fetch", "serve"):
             world_of(run, 3, after=known)
             known = len(run.lines)
-            taken = order_kills(tmp_path, point)
+            taken_files = order_kills(tmp_path, point)
             run.send("worker", min(run.pids("worker")), SIGKILL)
-            wait_for_kills(taken)
+            wait_for_kills(taken_files)
             lost += 2
         world_of(run, 3, after=known)
         check_gan(job, run, lost=lost)

@@ -32,8 +32,8 @@ def test_a_worker_and_then_the_master_are_killed(tmp_path: Path, measure: Measur
         measure("worker SIGKILL in sync mode to 20 more steps", time.time() - at)
         run.send("master", 0, SIGKILL)
         run.wait_status(lambda status: status["incarnation"] == 2)
-        found, cuts = finished(run, lost=1)
-    half = half_done(found)
+        counted, cuts = finished(run, lost=1)
+    half = half_done(counted)
     assert len(half) <= MINIBATCH
     updates = check(job, cuts[-1], half)
     if not half:
@@ -54,8 +54,8 @@ def test_a_worker_stops_and_comes_back(tmp_path: Path) -> None:
         step = run.wait_status(lambda status: status["updated"] > revoked["time"])["step"]
         run.wait_step(step + 20)
         run.send("worker", victim, SIGCONT)
-        found, cuts = finished(run, lost=0)
-    check(job, cuts[-1], half_done(found))
+        counted, cuts = finished(run, lost=0)
+    check(job, cuts[-1], half_done(counted))
 
 
 @pytest.mark.repetition
@@ -68,8 +68,8 @@ def test_the_first_server_is_killed(tmp_path: Path) -> None:
         run.send("ps", 0, SIGKILL)
         run.wait_event("rolled_back")
         _, cuts = finished(run, lost=0)
-    told = job.signatures(cuts[-1], 1)
-    assert (told.odd, told.absent) == ([], [])
+    signatures = job.signatures(cuts[-1], 1)
+    assert (signatures.odd, signatures.absent) == ([], [])
 
 
 def half_done(found: LedgerRecount) -> set[int]:
@@ -83,17 +83,17 @@ def finished(run: JobProcess, *, lost: int) -> tuple[LedgerRecount, list[Path]]:
     assert summary["records_done"] == RECORDS
     assert summary["workers_lost"] == lost
     assert summary["records_repeated"] <= MINIBATCH
-    found = recount(run.run_dir)
-    assert find_ledger_problems(found, 1) == []
-    return found, sorted(path.parent for path in run.run_dir.glob("checkpoints/cut-*/manifest.json"))
+    counted = recount(run.run_dir)
+    assert find_ledger_problems(counted, 1) == []
+    return counted, sorted(path.parent for path in run.run_dir.glob("checkpoints/cut-*/manifest.json"))
 
 
 def check(job: SignedJob, cut: Path, half: set[int]) -> dict[int, list[int]]:
     """Both servers made the same updates, and each record is in one of them; those of a half step may be in two."""
     first, second = (job.signatures(cut, part) for part in (0, 1))
-    for told in (first, second):
-        assert told.absent == []
-        assert set(told.odd) <= half
+    for signatures in (first, second):
+        assert signatures.absent == []
+        assert set(signatures.odd) <= half
     if not half:
         assert _sets(first.updates) == _sets(second.updates)
     return first.updates

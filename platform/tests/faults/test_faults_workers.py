@@ -51,8 +51,8 @@ def test_a_worker_is_killed(linear: Make, measure: Measure, steps: list[int]) ->
             if run.pids("worker").keys() & run.training().keys():
                 measure("worker SIGKILL to leased again", leased_again(run) - at)
             run.wait_event("role_started", role="worker", index=2)
-        _, found = finished(job, run, lost=len(steps))
-    assert found.partial_step_count == 0
+        _, counted = finished(job, run, lost=len(steps))
+    assert counted.partial_step_count == 0
 
 
 @pytest.mark.repetition
