@@ -73,16 +73,16 @@ def exported(paths: list[Path], file: Path, *, slots: bool = True) -> dict[str, 
 
 @pytest.mark.parametrize("suffix", ["npz", "safetensors"])
 def test_every_array_has_its_name_and_rows_ascend(tmp_path: Path, suffix: str) -> None:
-    found = exported(spread(tmp_path / "cut", 3), tmp_path / f"out.{suffix}")
+    arrays = exported(spread(tmp_path / "cut", 3), tmp_path / f"out.{suffix}")
     order = np.argsort(IDS)
     wanted = {**KERNELS, "items/ids": IDS[order], "items/rows": ROWS[order]}
     for n, slot in enumerate(SLOTS):
         wanted |= {f"{name}/slot/{slot}": value + n + 1 for name, value in KERNELS.items()}
         wanted[f"items/slot/{slot}"] = ROWS[order] * (n + 2)
-    assert found.keys() == wanted.keys()
+    assert arrays.keys() == wanted.keys()
     for name, value in wanted.items():
-        np.testing.assert_array_equal(found[name], value)
-        assert found[name].dtype == value.dtype
+        np.testing.assert_array_equal(arrays[name], value)
+        assert arrays[name].dtype == value.dtype
     plain = exported(spread(tmp_path / "cut", 3), tmp_path / f"plain.{suffix}", slots=False)
     assert plain.keys() == {*KERNELS, "items/ids", "items/rows"}
 
@@ -93,9 +93,9 @@ def test_bfloat16_is_exported_as_float32(tmp_path: Path, suffix: str) -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     values = np.array([[1.5, -2.25], [1e30, -0.0]], ml_dtypes.bfloat16)
     shard = tmp_path / "cut" / write_shard(tmp_path / "cut", 0, {"dense/a": values}).file
-    found = exported([shard], tmp_path / f"out.{suffix}")
-    assert found["a"].dtype == np.float32
-    np.testing.assert_array_equal(found["a"], values.astype(np.float32))
+    arrays = exported([shard], tmp_path / f"out.{suffix}")
+    assert arrays["a"].dtype == np.float32
+    np.testing.assert_array_equal(arrays["a"], values.astype(np.float32))
     (variable,) = read_checkpoint_contents([shard]).variables
     assert checkpoint_export.compute_statistics([variable.values]).minimum == -2.25
 
@@ -126,12 +126,12 @@ def test_what_shards_hold_together_is_told(tmp_path: Path) -> None:
 def test_a_table_without_rows_and_a_model_without_tables(tmp_path: Path) -> None:
     empty = np.empty((0, 4), np.float32)
     write_shard(tmp_path, 0, {"rows/t/ids": np.empty(0, np.int64), "rows/t/values": empty})
-    found = exported([tmp_path / "ps-0.safetensors"], tmp_path / "out.npz")
-    assert {name: value.shape for name, value in found.items()} == {"t/ids": (0,), "t/rows": (0, 4)}
+    arrays = exported([tmp_path / "ps-0.safetensors"], tmp_path / "out.npz")
+    assert {name: value.shape for name, value in arrays.items()} == {"t/ids": (0,), "t/rows": (0, 4)}
     write_shard(tmp_path, 1, {"dense/w": np.float32(3) * np.ones(()), "state/0": np.ones(2, np.uint32)})
-    found = exported([tmp_path / "ps-1.safetensors"], tmp_path / "out.safetensors")
-    assert found["w"] == 3
-    assert "state/0" in found
+    arrays = exported([tmp_path / "ps-1.safetensors"], tmp_path / "out.safetensors")
+    assert arrays["w"] == 3
+    assert "state/0" in arrays
 
 
 W = np.ones((2, 2), np.float32)

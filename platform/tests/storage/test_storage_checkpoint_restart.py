@@ -55,8 +55,8 @@ def run_with(folder: Path, *done: int, dataset: bool = True) -> RunDirectory:
 
 
 def state_of(run: RunDirectory) -> JobStateMachine:
-    found, state = read_journal(run.journal), JobStateMachine(SETTINGS)
-    state.replay_journal(found.snapshot, list(found.entries))
+    journal_content, state = read_journal(run.journal), JobStateMachine(SETTINGS)
+    state.replay_journal(journal_content.snapshot, list(journal_content.entries))
     return state
 
 
@@ -97,9 +97,9 @@ def test_what_is_lost_is_said_before(tmp_path: Path) -> None:
     manifest = cut_directory(run.checkpoints, 3) / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "version": 31}))
 
-    told = "\n".join(plan_restart(run).describe_losses())
+    losses = "\n".join(plan_restart(run).describe_losses())
 
-    assert not missing_keys(told, "checkpoint 2", "step 4", "checkpoint 3")
+    assert not missing_keys(losses, "checkpoint 2", "step 4", "checkpoint 3")
 
 
 def test_who_opens_a_damaged_journal_hears_what_going_back_costs(tmp_path: Path) -> None:

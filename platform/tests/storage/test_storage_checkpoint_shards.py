@@ -56,23 +56,23 @@ def test_arrays_come_back_as_they_were(stored: dict[str, Any]) -> None:
         directory = cut_directory(Path(name), 1)
         shard = write_shard(directory, 0, stored, {"optimizer": "adam", "größe": "ü"})
         commit_checkpoint(directory, CheckpointManifest(1, 1, "now", (shard,), None))
-        found, meta = read_shard(shard_path(directory, 0))
+        loaded_arrays, meta = read_shard(shard_path(directory, 0))
 
         assert meta == {"optimizer": "adam", "größe": "ü"}
-        assert found.keys() == stored.keys()
+        assert loaded_arrays.keys() == stored.keys()
         for key, array in stored.items():
-            assert found[key].dtype == array.dtype.newbyteorder("=")
-            assert found[key].shape == array.shape
-            np.testing.assert_array_equal(found[key], array)
+            assert loaded_arrays[key].dtype == array.dtype.newbyteorder("=")
+            assert loaded_arrays[key].shape == array.shape
+            np.testing.assert_array_equal(loaded_arrays[key], array)
 
 
 def test_other_tools_read_the_file(tmp_path: Path) -> None:
     transposed = np.arange(6, dtype=np.float32).reshape(2, 3).T
     write_shard(tmp_path, 3, {"flags": np.ones(3, bool), "t": transposed})
 
-    found = safetensors.numpy.load_file(tmp_path / "ps-3.safetensors")
-    np.testing.assert_array_equal(found["t"], transposed)
-    np.testing.assert_array_equal(found["flags"], [True] * 3)
+    loaded_arrays = safetensors.numpy.load_file(tmp_path / "ps-3.safetensors")
+    np.testing.assert_array_equal(loaded_arrays["t"], transposed)
+    np.testing.assert_array_equal(loaded_arrays["flags"], [True] * 3)
 
 
 def test_a_dtype_that_cannot_be_stored_is_named(tmp_path: Path) -> None:
@@ -85,16 +85,16 @@ def test_the_newest_committed_cut_is_found_with_its_ledger(tmp_path: Path) -> No
     assert newest_intact_checkpoint(tmp_path / "missing") is None
     make_cut(tmp_path, 1)
     make_cut(tmp_path, 12, ledger={"done": {3: [1, 2.5]}, "epoch": (1, 2)})
-    found = newest_intact_checkpoint(tmp_path)
+    manifest = newest_intact_checkpoint(tmp_path)
 
-    assert found is not None
-    assert (found.cut, found.version) == (12, 120)
-    assert found.ledger == {"done": {"3": [1, 2.5]}, "epoch": [1, 2]}
-    assert found.directory == tmp_path / "cut-00000012"
-    path = found.shard_path(1)
+    assert manifest is not None
+    assert (manifest.cut, manifest.version) == (12, 120)
+    assert manifest.ledger == {"done": {"3": [1, 2.5]}, "epoch": [1, 2]}
+    assert manifest.directory == tmp_path / "cut-00000012"
+    path = manifest.shard_path(1)
     assert path is not None
     assert read_shard(path)[0]["w"][0] == 13
-    assert found.shard_path(2) is None
+    assert manifest.shard_path(2) is None
 
 
 def test_a_cut_without_a_manifest_never_happened(tmp_path: Path) -> None:
@@ -102,10 +102,10 @@ def test_a_cut_without_a_manifest_never_happened(tmp_path: Path) -> None:
     unfinished = make_cut(tmp_path, 2, commits=False)
     skipped: list[SkippedCheckpoint] = []
 
-    found = newest_intact_checkpoint(tmp_path, skipped.append)
+    manifest = newest_intact_checkpoint(tmp_path, skipped.append)
 
-    assert found is not None
-    assert found.cut == 1
+    assert manifest is not None
+    assert manifest.cut == 1
     assert [(skip.cut, skip.directory) for skip in skipped] == [(2, unfinished)]
     assert "never completed" in skipped[0].reason
     with pytest.raises(StorageError, match="never completed"):
@@ -125,10 +125,10 @@ def test_a_damaged_file_makes_newest_fall_back_and_say_why(tmp_path: Path, file:
         path.write_bytes(data[:-3])  # its last byte is a newline, which is no loss
     skipped: list[SkippedCheckpoint] = []
 
-    found = newest_intact_checkpoint(tmp_path, skipped.append)
+    manifest = newest_intact_checkpoint(tmp_path, skipped.append)
 
-    assert found is not None
-    assert found.cut == 1
+    assert manifest is not None
+    assert manifest.cut == 1
     assert [skip.cut for skip in skipped] == [2]
     assert file in skipped[0].reason or "manifest is damaged" in skipped[0].reason
 
@@ -193,10 +193,10 @@ def test_a_full_disk_leaves_no_half_file_and_the_previous_cut_valid(tmp_path: Pa
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     assert list(cut_directory(tmp_path, 2).iterdir()) == []
-    found = newest_intact_checkpoint(tmp_path)
-    assert found is not None
-    assert found.directory == previous
-    assert verify_checkpoint(previous, found) is None
+    manifest = newest_intact_checkpoint(tmp_path)
+    assert manifest is not None
+    assert manifest.directory == previous
+    assert verify_checkpoint(previous, manifest) is None
 
 
 def test_a_shard_that_is_written_again_replaces_the_first(tmp_path: Path) -> None:

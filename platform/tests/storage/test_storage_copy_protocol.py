@@ -33,8 +33,8 @@ def test_frames_survive_the_way(frames: list[CopyFrame]) -> None:
 
 @given(FRAMES, st.data())
 def test_a_cut_is_no_end(whole: CopyFrame, data: st.DataObject) -> None:
-    there = encode_frame(*whole)
-    pipe = io.BytesIO(there[: data.draw(st.integers(1, len(there) - 1))])
+    encoded = encode_frame(*whole)
+    pipe = io.BytesIO(encoded[: data.draw(st.integers(1, len(encoded) - 1))])
     with pytest.raises(RefusedError, match="in the middle"):
         read_frame(pipe.read)
 

@@ -13,8 +13,8 @@ from edl.storage.safetensors_writer import ensure_free_space
 
 
 def disk(monkeypatch: pytest.MonkeyPatch, *, blocks: int, free: int) -> None:
-    found = SimpleNamespace(f_blocks=blocks, f_bavail=free, f_frsize=4096)
-    monkeypatch.setattr(os, "statvfs", lambda folder: found)
+    file_system = SimpleNamespace(f_blocks=blocks, f_bavail=free, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda folder: file_system)
 
 
 def test_what_fits_beside_the_reserve_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,10 +44,10 @@ class SyncGate:
 
 @pytest.fixture
 def gate(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> Iterator[SyncGate]:
-    held = SyncGate()
-    monkeypatch.setattr(os, "fdatasync", held)
-    yield held
-    held.open.set()
+    sync_gate = SyncGate()
+    monkeypatch.setattr(os, "fdatasync", sync_gate)
+    yield sync_gate
+    sync_gate.open.set()
 
 
 def test_entries_that_gather_during_a_sync_share_the_next_one(journal: Journal, gate: SyncGate, tmp_path: Path) -> None:
@@ -107,8 +107,8 @@ def test_close_writes_what_nobody_waited_for(tmp_path: Path) -> None:
 def test_size_counts_the_entries_behind_the_snapshot_over_incarnations(tmp_path: Path) -> None:
     size = len(encode_record({"n": 1}))
     for incarnation in (1, 2):
-        journal, found = Journal.open(tmp_path, holder="the test")
-        assert found.size_bytes == size * (incarnation - 1)
+        journal, journal_content = Journal.open(tmp_path, holder="the test")
+        assert journal_content.size_bytes == size * (incarnation - 1)
         journal.append({"n": 1})
         assert journal.size_bytes == size * incarnation
         journal.close()
@@ -123,9 +123,9 @@ def test_sync_latency_is_measured(journal: Journal) -> None:
     for n in range(3):
         journal.wait_until_durable(journal.append({"n": n}))
 
-    seen = journal.fsync_latency
-    assert seen.count == 3
-    assert 0 < seen.median <= seen.p99
+    latency = journal.fsync_latency
+    assert latency.count == 3
+    assert 0 < latency.median <= latency.p99
 
 
 @pytest.mark.parametrize("entry", [{"loss": float("nan")}, {"who": object()}])
@@ -155,11 +155,11 @@ def test_the_lock_is_free_again_after_close_and_after_a_failed_open(tmp_path: Pa
     journal, _ = Journal.open(tmp_path, holder="first")
     journal.close()
     segment = tmp_path / "000001-000001.edlj"
-    whole = segment.read_bytes()
+    content = segment.read_bytes()
     segment.write_bytes(b"garbage")
     with pytest.raises(StorageError, match="first bytes are damaged"):
         Journal.open(tmp_path, holder="second")
-    segment.write_bytes(whole)
+    segment.write_bytes(content)
 
     journal, _ = Journal.open(tmp_path, holder="third")
     assert journal.incarnation == 2
@@ -234,8 +234,8 @@ class TestDiskFull:
                 later()
             assert again.value is caught.value
 
-        found = read_journal(tmp_path)
-        assert (list(found.entries), found.torn_bytes) == ([{"n": 1}], 0)
+        journal_content = read_journal(tmp_path)
+        assert (list(journal_content.entries), journal_content.torn_bytes) == ([{"n": 1}], 0)
 
     def test_a_sync_that_fails_acknowledges_nothing(self, journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
         def broken(descriptor: int) -> None:
@@ -265,11 +265,11 @@ except StorageError as error:
             [sys.executable, "-c", script, str(tmp_path)], capture_output=True, check=True, timeout=60
         )
         acknowledged, message = json.loads(done.stdout)
-        found = read_journal(tmp_path)
+        journal_content = read_journal(tmp_path)
 
         assert acknowledged == 6
-        assert [entry["n"] for entry in found.entries] == list(range(acknowledged))
-        assert found.torn_bytes == 0
+        assert [entry["n"] for entry in journal_content.entries] == list(range(acknowledged))
+        assert journal_content.torn_bytes == 0
         assert "File too large" in message
         assert "ulimit -f" in message
 
@@ -302,20 +302,20 @@ class TestCompaction:
         gate.open.set()
         journal.wait_until_durable(last)
 
-        found = read_journal(tmp_path)
-        assert found.snapshot == {"sum": 1}
-        assert list(found.entries) == [{"n": 2}]
+        journal_content = read_journal(tmp_path)
+        assert journal_content.snapshot == {"sum": 1}
+        assert list(journal_content.entries) == [{"n": 2}]
         assert [path.name for path in tmp_path.glob("*.edlj")] == ["000001-000002.edlj"]
 
     def test_a_snapshot_survives_the_next_incarnation(self, journal: Journal, tmp_path: Path) -> None:
         journal.compact({"sum": 1})
         journal.append({"n": 2})
         journal.close()
-        following, found = Journal.open(tmp_path, holder="next")
+        following, journal_content = Journal.open(tmp_path, holder="next")
         following.append({"n": 3})
         following.close()
 
-        assert (found.snapshot, list(found.entries)) == ({"sum": 1}, [{"n": 2}])
+        assert (journal_content.snapshot, list(journal_content.entries)) == ({"sum": 1}, [{"n": 2}])
         again = read_journal(tmp_path)
         assert (again.snapshot, list(again.entries)) == ({"sum": 1}, [{"n": 2}, {"n": 3}])
 
@@ -356,15 +356,15 @@ class TestCompaction:
                 acknowledged = False
             journal.close()
 
-        following, found = Journal.open(tmp_path, holder="after")
+        following, journal_content = Journal.open(tmp_path, holder="after")
         following.append({"n": 3})
         following.close()
 
-        assert state(found) == [0, 1, 2]
+        assert state(journal_content) == [0, 1, 2]
         assert state(read_journal(tmp_path)) == [0, 1, 2, 3]
         assert following.incarnation == 5
         assert list(tmp_path.glob("*.tmp")) == []
-        assert found.snapshot is not None or not acknowledged
+        assert journal_content.snapshot is not None or not acknowledged
         assert acknowledged == (survives >= 9)
 
 
@@ -391,8 +391,8 @@ def crash(patch: pytest.MonkeyPatch, survives: int) -> None:
 def test_where_no_lock_can_be_had_a_second_opener_replaces_the_first(tmp_path: Path) -> None:
     first, _ = Journal.open(tmp_path, holder="a master that is cut off", exclusive=False)
     first.wait_until_durable(first.append({"n": 1}))
-    second, found = Journal.open(tmp_path, holder="its successor", exclusive=False)
-    assert [entry["n"] for entry in found.entries] == [1]
+    second, journal_content = Journal.open(tmp_path, holder="its successor", exclusive=False)
+    assert [entry["n"] for entry in journal_content.entries] == [1]
     lsn = first.append({"n": "late"})
     with pytest.raises(RefusedError, match="has replaced this one"):
         first.wait_until_durable(lsn)

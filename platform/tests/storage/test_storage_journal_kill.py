@@ -43,9 +43,12 @@ def test_every_acknowledged_entry_survives_sigkill(tmp_path: Path) -> None:
             lines += writer.stdout.readlines()
         acknowledged = {int(line) for line in lines if line.endswith("\n")}
 
-        found = read_journal(tmp_path)
-        kept = [*(found.snapshot or {"seen": []})["seen"], *(entry["n"] for entry in found.entries)]
+        journal_content = read_journal(tmp_path)
+        numbers = [
+            *(journal_content.snapshot or {"seen": []})["seen"],
+            *(entry["n"] for entry in journal_content.entries),
+        ]
 
-        assert found.incarnation == incarnation
-        assert kept == list(range(len(kept)))
-        assert acknowledged <= set(kept)
+        assert journal_content.incarnation == incarnation
+        assert numbers == list(range(len(numbers)))
+        assert acknowledged <= set(numbers)

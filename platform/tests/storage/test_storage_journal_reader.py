@@ -45,16 +45,21 @@ def write(directory: Path, groups: list[list[Entry]]) -> Path:
 def ends(path: Path) -> list[int]:
     """Where the header's and every record's bytes end: the opening first, then the entries."""
     data = memoryview(path.read_bytes())
-    found = [HEADER_STRUCT.size]
-    while found[-1] < len(data):
-        found.append(find_record_end(data, found[-1], len(data)))
-    return found[1:]
+    offsets = [HEADER_STRUCT.size]
+    while offsets[-1] < len(data):
+        offsets.append(find_record_end(data, offsets[-1], len(data)))
+    return offsets[1:]
 
 
 def test_an_empty_journal_says_nothing(tmp_path: Path) -> None:
-    found = read_journal(tmp_path / "missing")
+    journal_content = read_journal(tmp_path / "missing")
 
-    assert (found.snapshot, list(found.entries), found.incarnation, found.torn_bytes) == (None, [], 0, 0)
+    assert (
+        journal_content.snapshot,
+        list(journal_content.entries),
+        journal_content.incarnation,
+        journal_content.torn_bytes,
+    ) == (None, [], 0, 0)
 
 
 @settings(max_examples=examples(20), deadline=None)
@@ -63,11 +68,11 @@ def test_entries_come_back_in_order_over_incarnations(groups: list[list[Entry]])
     with folder() as directory:
         for group in groups:
             write(directory, [group])
-        found = read_journal(directory)
+        journal_content = read_journal(directory)
 
-        assert list(found.entries) == [entry for group in groups for entry in group]
-        assert len(found.entries) == sum(map(len, groups))
-        assert found.incarnation == len(groups)
+        assert list(journal_content.entries) == [entry for group in groups for entry in group]
+        assert len(journal_content.entries) == sum(map(len, groups))
+        assert journal_content.incarnation == len(groups)
 
 
 @settings(max_examples=examples(20), deadline=None)
@@ -76,21 +81,21 @@ def test_a_journal_cut_off_anywhere_keeps_every_entry_before_the_cut(groups: lis
     appended = [entry for group in groups for entry in group]
     with folder() as directory:
         path = write(directory, groups)
-        whole, (opening, *boundaries) = path.read_bytes(), ends(path)
-        for length in range(opening, len(whole) + 1):
-            path.write_bytes(whole[:length])
-            found = read_journal(directory)
+        content, (opening, *boundaries) = path.read_bytes(), ends(path)
+        for length in range(opening, len(content) + 1):
+            path.write_bytes(content[:length])
+            journal_content = read_journal(directory)
 
             survivors = sum(end <= length for end in boundaries)
-            assert list(found.entries) == appended[:survivors]
-            assert found.torn_bytes == length - [opening, *boundaries][survivors]
+            assert list(journal_content.entries) == appended[:survivors]
+            assert journal_content.torn_bytes == length - [opening, *boundaries][survivors]
 
 
 def test_a_segment_without_its_opening_record_is_no_crash_but_damage(tmp_path: Path) -> None:
     path = write(tmp_path, [[{"a": 1}]])
-    whole, (opening, *_) = path.read_bytes(), ends(path)
+    content, (opening, *_) = path.read_bytes(), ends(path)
     for length in range(opening):
-        path.write_bytes(whole[:length])
+        path.write_bytes(content[:length])
         with pytest.raises(StorageError, match=path.name):
             read_journal(tmp_path)
 
@@ -101,15 +106,15 @@ def test_a_changed_byte_is_found_or_costs_at_most_the_last_group(groups: list[li
     appended = [entry for group in groups for entry in group]
     with folder() as directory:
         path = write(directory, groups)
-        whole = path.read_bytes()
-        for offset in range(len(whole)):
-            path.write_bytes(whole[:offset] + bytes([whole[offset] ^ mask]) + whole[offset + 1 :])
+        content = path.read_bytes()
+        for offset in range(len(content)):
+            path.write_bytes(content[:offset] + bytes([content[offset] ^ mask]) + content[offset + 1 :])
             try:
-                found = list(read_journal(directory).entries)
+                entries_read = list(read_journal(directory).entries)
             except StorageError:
                 continue
-            assert found == appended[: len(found)]
-            assert len(found) >= len(appended) - len(groups[-1])
+            assert entries_read == appended[: len(entries_read)]
+            assert len(entries_read) >= len(appended) - len(groups[-1])
 
 
 def test_zeros_that_a_crash_left_are_a_torn_tail(tmp_path: Path) -> None:
@@ -117,10 +122,10 @@ def test_zeros_that_a_crash_left_are_a_torn_tail(tmp_path: Path) -> None:
     with path.open("ab") as file:
         file.write(bytes(4096))
 
-    found = read_journal(tmp_path)
+    journal_content = read_journal(tmp_path)
 
-    assert list(found.entries) == [{"a": 1}]
-    assert found.torn_bytes == 4096
+    assert list(journal_content.entries) == [{"a": 1}]
+    assert journal_content.torn_bytes == 4096
 
 
 def test_a_torn_tail_stays_where_it_is_and_the_next_incarnation_goes_on_behind_it(tmp_path: Path) -> None:
@@ -230,8 +235,8 @@ class TestZombie:
         with pytest.raises(RefusedError):
             zombie.wait_until_durable(lsn)
 
-        found = read_journal(tmp_path)
-        assert (found.snapshot, list(found.entries)) == (None, [{"n": 1}, {"n": 2}])
+        journal_content = read_journal(tmp_path)
+        assert (journal_content.snapshot, list(journal_content.entries)) == (None, [{"n": 1}, {"n": 2}])
 
     def test_bytes_behind_the_fence_are_ignored_by_every_later_incarnation(
         self, zombie: Journal, tmp_path: Path

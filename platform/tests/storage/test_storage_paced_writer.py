@@ -17,11 +17,11 @@ PART = memoryview(bytes(range(256)) * 4)
 @pytest.fixture
 def disk(monkeypatch):
     """What was told to the system, in order: bytes that were synced so far, and which were dropped from memory."""
-    told = []
+    calls = []
     real = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda file: (real(file), told.append(("sync", os.fstat(file).st_size)))[0])
-    monkeypatch.setattr(os, "posix_fadvise", lambda file, at, count, advice: told.append(("drop", at, count, advice)))
-    return told
+    monkeypatch.setattr(os, "fsync", lambda file: (real(file), calls.append(("sync", os.fstat(file).st_size)))[0])
+    monkeypatch.setattr(os, "posix_fadvise", lambda file, at, count, advice: calls.append(("drop", at, count, advice)))
+    return calls
 
 
 DROPPED = ("drop", 0, 0, os.POSIX_FADV_DONTNEED)
@@ -82,7 +82,7 @@ def test_checkpoints_and_exports_are_written_so(tmp_path, disk, monkeypatch):
     values = np.zeros((12, len(PART)), np.uint8)
 
     def synced() -> list[int]:
-        return [told[1] // len(PART) for told in disk if told[0] == "sync"]
+        return [call[1] // len(PART) for call in disk if call[0] == "sync"]
 
     write_byte_stream(tmp_path / "export", [PART] * 12)
     assert synced() == [3, 6, 9, 12, 12]

@@ -37,11 +37,11 @@ def test_runs_are_numbered_and_the_newest_is_the_one_with_the_highest_number(tmp
 
 
 def test_a_number_taken_in_between_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = run_directory.create_run(tmp_path)
+    first_run = run_directory.create_run(tmp_path)
     monkeypatch.setattr(run_directory, "list_numbered_runs", lambda _: [])
 
     assert run_directory.create_run(tmp_path).run_id == "r2"
-    assert taken.run_id == "r1"
+    assert first_run.run_id == "r1"
 
 
 def test_a_run_is_resolved_by_id_or_as_the_newest(tmp_path: Path) -> None:
@@ -153,20 +153,20 @@ def test_a_tail_waits_for_the_file_and_leaves_out_what_is_no_object(tmp_path: Pa
 
 @given(st.lists(st.dictionaries(st.text(max_size=4), st.text(max_size=8), max_size=3), max_size=5), st.data())
 def test_a_tail_sees_every_line_once_however_it_is_written(lines: list[dict[str, str]], data: st.DataObject) -> None:
-    whole = b"".join(json.dumps(line, ensure_ascii=False).encode() + b"\n" for line in lines)
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=6)))
+    content = b"".join(json.dumps(line, ensure_ascii=False).encode() + b"\n" for line in lines)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(content)), max_size=6)))
     path = Path(tempfile.gettempdir()) / f"edl-tail-{os.getpid()}.jsonl"
     path.write_bytes(b"")
     try:
-        follower, seen = JsonLinesTail(path), []
-        for begin, end in zip([0, *cuts], [*cuts, len(whole)], strict=True):
+        follower, polled_lines = JsonLinesTail(path), []
+        for begin, end in zip([0, *cuts], [*cuts, len(content)], strict=True):
             with path.open("ab") as file:
-                file.write(whole[begin:end])
-            seen += follower.poll()
+                file.write(content[begin:end])
+            polled_lines += follower.poll()
     finally:
         path.unlink()
 
-    assert seen == lines
+    assert polled_lines == lines
     assert follower.damaged_lines == 0
 
 

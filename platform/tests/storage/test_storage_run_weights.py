@@ -150,11 +150,11 @@ def test_a_master_chooses_the_weights_once(tmp_path: Path) -> None:
     trained, evaluating = cluster_run(job_dir, "uid-1"), cluster_run(job_dir, "uid-2")
     first = checkpoint(trained, 1)
     chosen = choose_run_weights(evaluating, SPEC)
-    held = evaluating.path / "weights" / first.name
-    assert chosen == RunWeights(first, 300, held=held)
+    held_folder = evaluating.path / "weights" / first.name
+    assert chosen == RunWeights(first, 300, held=held_folder)
     checkpoint(trained, 2, step=600)
     assert RunWeights.read(evaluating, "evaluate") == chosen
-    written = {"from": str(first), "step": 300, "held": str(held)}
+    written = {"from": str(first), "step": 300, "held": str(held_folder)}
     assert json.loads((evaluating.path / "evaluate.json").read_text()) == written
 
 
@@ -199,9 +199,9 @@ def test_what_a_training_begins_with_is_chosen_once_too(tmp_path: Path) -> None:
     assert choose_run_weights(beginning, spec).path == wanted
     assert read_task(beginning) == "train"
     assert describe_initial_weights(beginning) == f"{wanted}, step 300"
-    found = find_initial_weights(beginning, spec)
-    assert found is not None
-    assert found.path == wanted
+    weights = find_initial_weights(beginning, spec)
+    assert weights is not None
+    assert weights.path == wanted
 
 
 def test_a_run_with_a_checkpoint_has_begun(tmp_path: Path) -> None:
@@ -219,8 +219,8 @@ def test_predictions_of_a_cluster_go_to_the_run_directory(tmp_path: Path) -> Non
     predicting = cluster_run(tmp_path / "asked", "uid-2")
     model = replace(SPEC.model, weights="counted/uid-1")
     chosen = choose_run_weights(predicting, replace(SPEC, name="asked", task="predict", model=model))
-    held = predicting.path / "weights" / wanted.name
-    assert chosen == RunWeights(wanted, 300, predicting.path / "predictions", held)
+    held_folder = predicting.path / "weights" / wanted.name
+    assert chosen == RunWeights(wanted, 300, predicting.path / "predictions", held_folder)
 
 
 def test_a_worker_without_the_masters_file_says_so(tmp_path: Path) -> None:

@@ -111,9 +111,9 @@ def test_statistics_are_of_finite_values_and_count_the_others(tmp_path: Path, mo
     write_array_file(tmp_path / "a.safetensors", {"a": values, "none": np.array([np.nan]), "empty": np.empty(0)}, {})
     arrays = read_safetensors_header(tmp_path / "a.safetensors").arrays
     read: list[int] = []
-    found = compute_statistics([arrays["a"], arrays["empty"]], read.append)
-    assert (found.count, found.minimum, found.mean, found.maximum) == (9, -4, 1.6, 9)
-    assert (found.nan_count, found.infinite_count) == (2, 2)
+    statistics = compute_statistics([arrays["a"], arrays["empty"]], read.append)
+    assert (statistics.count, statistics.minimum, statistics.mean, statistics.maximum) == (9, -4, 1.6, 9)
+    assert (statistics.nan_count, statistics.infinite_count) == (2, 2)
     assert sum(read) == values.nbytes
     assert compute_statistics([arrays["none"]]).mean is None
     assert compute_statistics([]).count == 0

@@ -94,13 +94,13 @@ def continue_run(run: RunDirectory, strategy: str, *, from_checkpoint: bool = Fa
     check_resume_changes(run, spec)
     restart = plan_resumption(run, spec, from_checkpoint=from_checkpoint)
     assert restart is not None
-    what, taken, anew, *_ = restart.describe_losses()
+    what, taken_over, anew, *_ = restart.describe_losses()
     assert strategy in what
-    assert ("what callbacks have decided" in taken) == (restart.old_strategy != "Local")
+    assert ("what callbacks have decided" in taken_over) == (restart.old_strategy != "Local")
     assert anew.startswith("begins anew: random numbers of layers such as Dropout")
     restart_journal(restart, "the test")
-    found, state = read_journal(run.journal), JobStateMachine(SETTINGS[strategy])
-    state.replay_journal(found.snapshot, list(found.entries))
+    journal_content, state = read_journal(run.journal), JobStateMachine(SETTINGS[strategy])
+    state.replay_journal(journal_content.snapshot, list(journal_content.entries))
     return state
 
 
@@ -216,9 +216,9 @@ def test_strategy_local_leaves_the_journal_aside(tmp_path: Path) -> None:
     check_resume_changes(run, spec)
     restart = plan_resumption(run, spec, from_checkpoint=False)
     assert restart is not None
-    what, taken, anew, *_ = restart.describe_losses()
+    what, taken_over, anew, *_ = restart.describe_losses()
     assert "without a journal, at step 12: it counts minibatches" in what
-    assert "the state of the optimizer, the position in the data" in taken
+    assert "the state of the optimizer, the position in the data" in taken_over
     assert anew == "begins anew: random numbers of layers such as Dropout; the callbacks with what they have decided"
     aside = restart_journal(restart, "the test")
     assert not has_journal(run)
