@@ -62,9 +62,9 @@ def test_the_file_of_a_database_is_resolved_as_other_paths_are() -> None:
     spec = JobSpec(name="a", data=data)
     assert [path for _, path in find_relative_paths(spec)] == ["sqlite:///shop.db#orders"]
     spec = replace(spec, volumes=(VolumeSpec(mount="/data", local="/home/me"),))
-    found = resolve_local_paths(spec, Path("/job")).data
-    assert found.training == ("sqlite:////job/shop.db#orders",)
-    assert found.validation == ("duckdb:////home/me/v.duckdb", "env://SHOP")
+    resolved = resolve_local_paths(spec, Path("/job")).data
+    assert resolved.training == ("sqlite:////job/shop.db#orders",)
+    assert resolved.validation == ("duckdb:////home/me/v.duckdb", "env://SHOP")
 
 
 def test_credentials_of_a_database_may_come_from_a_secret(tmp_path: Path) -> None:

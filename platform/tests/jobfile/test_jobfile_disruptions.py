@@ -13,7 +13,7 @@ def ended_event(index: int, reason: str, role: str = "worker") -> RoleEnded:
 
 
 def test_losses_are_counted_and_planned_ends_are_not() -> None:
-    told = DisruptionCounter.from_events(
+    report = DisruptionCounter.from_events(
         [
             ended_event(0, "preempted: by default/serving"),
             ended_event(1, "preempted"),
@@ -27,7 +27,7 @@ def test_losses_are_counted_and_planned_ends_are_not() -> None:
             RequeuedRecordsLeased(0, 10, "a", None, time=1.0),
         ]
     ).report
-    assert told == DisruptionReport(
+    assert report == DisruptionReport(
         {"preempted": 2}, {"its node is unreachable": 1}, {}, 1, 640, "ps-0: killed", 30, 10
     )
 
@@ -38,8 +38,8 @@ def test_they_are_published_and_outlive_the_events() -> None:
     for event in events:
         counter.count_event(event)
     pages = PublishedStatus(events=events, losses=counter.report).to_configmap_data()
-    told = PublishedStatus.from_configmap_data(pages)
-    assert len(told.events) <= MAX_EVENTS
-    assert told.losses is not None
-    assert told.losses.workers == {"deleted": 3 * MAX_EVENTS}
+    status = PublishedStatus.from_configmap_data(pages)
+    assert len(status.events) <= MAX_EVENTS
+    assert status.losses is not None
+    assert status.losses.workers == {"deleted": 3 * MAX_EVENTS}
     assert PublishedStatus.from_configmap_data({}).losses is None

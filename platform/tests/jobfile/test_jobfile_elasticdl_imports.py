@@ -70,8 +70,8 @@ def test_a_name_that_the_distribution_does_not_have_is_named_with_its_line(
 def test_modules_of_the_zoo_that_it_imports_are_looked_at_once(tmp_path: Path) -> None:
     text = "from model_zoo.people.config import X\nfrom .more import Y\nimport people.config"
     more = "from . import config\nfrom elasticdl.python import api\nfrom model_zoo.people import net"
-    found = problems(tmp_path, text, config="from elasticdl.python.common import args", more=more)
-    assert [Path(str(problem.where)).name for problem in found] == ["config.py:1", "more.py:2"]
+    import_problems = problems(tmp_path, text, config="from elasticdl.python.common import args", more=more)
+    assert [Path(str(problem.where)).name for problem in import_problems] == ["config.py:1", "more.py:2"]
 
 
 def test_a_module_of_the_zoo_may_have_the_name_of_a_package(tmp_path: Path) -> None:

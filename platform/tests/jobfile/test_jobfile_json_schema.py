@@ -68,7 +68,7 @@ def test_summary_schema() -> None:
 def _properties(schema: Any) -> list[tuple[str, dict[str, Any]]]:
     """Every property at any depth, by its name."""
     if isinstance(schema, list):
-        return [found for member in schema for found in _properties(member)]
+        return [pair for member in schema for pair in _properties(member)]
     if not isinstance(schema, dict):
         return []
     own = list(schema.get("properties", {}).items())

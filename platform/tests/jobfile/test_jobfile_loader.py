@@ -154,10 +154,10 @@ def test_the_source_of_the_other_field_is_told_where_it_is_an_option(job: Path, 
     job.write_text(text + "strategy: {mode: sync, grads_to_wait: 3}\n", encoding="utf-8")
     with pytest.raises(SpecError) as caught:  # a neighbour's option gave it nothing
         load_job_file(job, ["workers.resources.cpu=1"] if source == "file" else ["workers.max=2"])
-    told = str(caught.value)
-    assert not missing_keys(told, "strategy.grads_to_wait", "found 3", "workers.max is 2")
-    assert (source in told) == (source != "file")
-    assert "--set workers.resources.cpu" not in told
+    message = str(caught.value)
+    assert not missing_keys(message, "strategy.grads_to_wait", "found 3", "workers.max is 2")
+    assert (source in message) == (source != "file")
+    assert "--set workers.resources.cpu" not in message
 
 
 def test_a_spec_that_was_dumped_loads(job: Path, tmp_path: Path) -> None:
@@ -201,8 +201,8 @@ def test_a_learning_rate_is_scaled_to_a_world(job: Path, scaling: str) -> None:
 )
 def test_fields_that_change_nothing_are_named(job: Path, strategy: str, named: tuple[str, ...]) -> None:
     settings = [f"strategy.name={strategy}", "ps.count=3", "ps.store=numpy", "ps.priority=low"]
-    found = describe_unused_fields(load_job_file(job, settings))
-    assert [[word.strip(",:") for word in line.split() if word.startswith("ps.")] for line in found] == (
+    lines = describe_unused_fields(load_job_file(job, settings))
+    assert [[word.strip(",:") for word in line.split() if word.startswith("ps.")] for line in lines] == (
         [list(named)] if named else []
     )
     assert describe_unused_fields(load_job_file(job, settings[:1])) == []

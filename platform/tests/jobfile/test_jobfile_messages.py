@@ -19,9 +19,9 @@ _CASES = _FILE.read_text(encoding="utf-8")
 
 
 def cases() -> list[tuple[str, str, str]]:
-    found = re.findall(r"^--- (.*?)\n(.*?)^=>\n(.*?)\n(?=\n--- |\Z)", _CASES, flags=re.DOTALL | re.MULTILINE)
-    assert len(found) == _CASES.count("\n=>\n")
-    return found
+    matches = re.findall(r"^--- (.*?)\n(.*?)^=>\n(.*?)\n(?=\n--- |\Z)", _CASES, flags=re.DOTALL | re.MULTILINE)
+    assert len(matches) == _CASES.count("\n=>\n")
+    return matches
 
 
 @pytest.mark.parametrize(("file", "messages"), [pytest.param(*case[1:], id=case[0]) for case in cases()])

@@ -64,15 +64,15 @@ def test_zoo_is_relative_to_the_file() -> None:
 
 def test_storage_is_where_the_command_was_called_unless_given() -> None:
     assert resolve_local_paths(SPEC, HOME, cwd=Path("/tmp")).storage.path == "/tmp/.edl"
-    given = replace(SPEC, storage=StorageSpec(path="/data/edl"))
-    assert resolve_local_paths(given, HOME, cwd=Path("/tmp")).storage.path == "/home/ann/mnist/data/edl"
+    spec = replace(SPEC, storage=StorageSpec(path="/data/edl"))
+    assert resolve_local_paths(spec, HOME, cwd=Path("/tmp")).storage.path == "/home/ann/mnist/data/edl"
 
 
 def test_export() -> None:
     assert resolve_local_paths(replace(SPEC, export=None), HOME, cwd=Path("/tmp")).export is None
     assert resolve_local_paths(SPEC, HOME, cwd=Path("/tmp")).export == ExportSpec(path=None)
-    given = replace(SPEC, export=ExportSpec(path="/data/export"))
-    assert resolve_local_paths(given, HOME, cwd=Path("/tmp")).export == ExportSpec(path="/home/ann/mnist/data/export")
+    spec = replace(SPEC, export=ExportSpec(path="/data/export"))
+    assert resolve_local_paths(spec, HOME, cwd=Path("/tmp")).export == ExportSpec(path="/home/ann/mnist/data/export")
 
 
 def test_base_directory_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,13 @@ def test_every_relative_path_starts_at_the_file() -> None:
     spec = replace(
         SPEC, export=ExportSpec(path="out"), storage=StorageSpec(path="runs"), data=DataSpec(training=("train",))
     )
-    found = resolve_local_paths(spec, HOME, cwd=Path("/tmp"))
-    assert found.export is not None
-    paths = [found.model.zoo, *found.data.training, found.export.path, found.storage.path, found.volumes[0].local]
+    resolved = resolve_local_paths(spec, HOME, cwd=Path("/tmp"))
+    assert resolved.export is not None
+    paths = [
+        resolved.model.zoo,
+        *resolved.data.training,
+        resolved.export.path,
+        resolved.storage.path,
+        resolved.volumes[0].local,
+    ]
     assert paths == [f"/home/ann/mnist/{name}" for name in ("model_zoo", "train", "out", "runs", "data")]

@@ -31,9 +31,9 @@ def test_where_runs_go() -> None:
 
 def test_relative_paths_of_data_are_refused_all_at_once() -> None:
     data = DataSpec(training=("train", "/data/train"), validation=("../test",))
-    with pytest.raises(BadInputError) as told:
+    with pytest.raises(BadInputError) as refused:
         resolve_pod_paths(replace(SPEC, data=data, export=ExportSpec("models")))
-    assert [line.strip() for line in told.value.message.splitlines()[1:]] == [
+    assert [line.strip() for line in refused.value.message.splitlines()[1:]] == [
         "data.training: train",
         "data.validation: ../test",
         "export.path: models",

@@ -132,14 +132,14 @@ def _without(spec: JobSpec, path: str) -> JobSpec:
     if not name:
         return replace(spec, **{section: field_defaults(JobSpec)[section]})
     name = name.partition(".")[0]  # a section within a section as a whole
-    found = getattr(spec, section)
+    section_value = getattr(spec, section)
     # What a job needs for its task, and what is its default otherwise.
     needed: dict[str, object] = {"data.training": ("train",)}
     if not spec.command:
         needed |= {"model.definition": "a.b", "data.validation": ("test",), "data.prediction": ("rows",)}
         needed |= {"model.weights": "r1"} if spec.model.weights is None else {}
-    value = needed.get(path) or field_defaults(type(found))[name]
-    return replace(spec, **{section: replace(found, **{name: value})})
+    value = needed.get(path) or field_defaults(type(section_value))[name]
+    return replace(spec, **{section: replace(section_value, **{name: value})})
 
 
 @settings(_PATIENT, max_examples=examples(20))
@@ -214,11 +214,11 @@ def _inner_type(kind: Any) -> Any:
 
 def _sections(section: type, path: str) -> list[tuple[str, type]]:
     inner = [
-        found
+        pair
         for name, option in section_fields(section).items()
         for kind in (_inner_type(option.field_type),)
         if isinstance(kind, SectionType)
-        for found in _sections(kind.section, f"{path}.{name}")
+        for pair in _sections(kind.section, f"{path}.{name}")
     ]
     return [(path, section), *inner]
 

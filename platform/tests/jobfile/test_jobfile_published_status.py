@@ -75,9 +75,9 @@ def test_the_newest_events_are_kept() -> None:
         == many[-MAX_EVENTS:]
     )
     long = tuple(WarningRaised("x" * 5000, time=float(n)) for n in range(50))
-    kept = PublishedStatus.from_configmap_data(PublishedStatus(events=long).to_configmap_data()).events
-    assert kept == long[-len(kept) :]
-    assert 5000 * len(kept) <= MAX_EVENTS_BYTES < 5100 * (len(kept) + 1)
+    events = PublishedStatus.from_configmap_data(PublishedStatus(events=long).to_configmap_data()).events
+    assert events == long[-len(events) :]
+    assert 5000 * len(events) <= MAX_EVENTS_BYTES < 5100 * (len(events) + 1)
 
 
 def test_no_page_outgrows_a_configmap() -> None:

@@ -59,8 +59,8 @@ def test_names_are_those_that_the_top_level_binds(zoo: Path) -> None:
 
 
 def test_locate_gives_file_import_name_and_function(zoo: Path) -> None:
-    found = find_model_function(zoo, "mnist.cnn.custom_model")
-    assert (found.path, found.name, found.function) == (zoo / "mnist/cnn.py", "model_zoo.mnist.cnn", "custom_model")
+    module = find_model_function(zoo, "mnist.cnn.custom_model")
+    assert (module.path, module.name, module.function) == (zoo / "mnist/cnn.py", "model_zoo.mnist.cnn", "custom_model")
 
 
 def test_a_zoo_whose_name_is_no_identifier_is_itself_on_the_path(zoo: Path) -> None:
@@ -88,10 +88,10 @@ def test_a_star_import_from_the_zoo_defines_what_its_module_does(zoo: Path) -> N
     (zoo / "mnist" / "parts.py").write_text("from model_zoo.shared import *\nfeed = 1\n")
     for star in ("shared", "model_zoo.shared", "..shared"):
         (zoo / "mnist" / "mine.py").write_text(f"from {star} import *\n")
-        found = find_model_function(zoo, "mnist.mine.feed")
-        assert found.names == ("feed", "custom_data_reader")
-        assert found.may_define("custom_data_reader")
-        assert not found.may_define("callbacks")
+        module = find_model_function(zoo, "mnist.mine.feed")
+        assert module.names == ("feed", "custom_data_reader")
+        assert module.may_define("custom_data_reader")
+        assert not module.may_define("callbacks")
     (zoo / "mnist" / "mine.py").write_text("from keras.layers import *\nfeed = 1\n")
     assert find_model_function(zoo, "mnist.mine.feed").may_define("callbacks"), "nobody knows"
 
