@@ -760,7 +760,7 @@ class AllReduceJob:
         """Of each step that counts, in order: its epoch and the numbers of its records."""
         ranges = {entry.lease: entry.work for entry in self.journal if isinstance(entry, LeaseGranted)}
         # A step that did not count was made again by others, later.
-        made_steps = sorted(made for rank in self.ranks for made in rank.made_steps)
+        made_steps = sorted(made_step for rank in self.ranks for made_step in rank.made_steps)
         shares_by_step = {step: shares for _, step, shares in made_steps}
         steps = []
         for _, shares in sorted(shares_by_step.items()):

@@ -168,8 +168,8 @@ class ClusterContract:
             (first, Role.WORKER, 0, False)
         ]
         second = running(harness, 7, Role.PS)
-        seen = watch.running(second)
-        assert (seen.role, seen.index, seen.exit_code) == (Role.PS, 7, None)
+        pod_status = watch.running(second)
+        assert (pod_status.role, pod_status.index, pod_status.exit_code) == (Role.PS, 7, None)
 
     @pytest.mark.parametrize(
         ("code", "phase", "reason"), [(0, PodPhase.SUCCEEDED, "Completed"), (3, PodPhase.FAILED, "Error")]

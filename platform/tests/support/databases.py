@@ -37,16 +37,16 @@ def require(found: Path | None, package: str) -> Path:
 def find_postgres() -> Path | None:
     """The folder with PostgreSQL's programs; Debian keeps it out of PATH. None: it is not installed."""
     folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
-    found = shutil.which("initdb")
-    if found is not None:
-        folders.insert(0, Path(found).resolve().parent)
+    initdb = shutil.which("initdb")
+    if initdb is not None:
+        folders.insert(0, Path(initdb).resolve().parent)
     return next((folder for folder in folders if (folder / "initdb").exists() and (folder / "postgres").exists()), None)
 
 
 def find_mariadb() -> Path | None:
     """The folder with MariaDB's server; Debian keeps it out of the PATH of users. None: it is not installed."""
-    found = shutil.which("mariadbd", path=f"{os.environ['PATH']}:/usr/sbin")
-    return None if found is None or shutil.which("mariadb-install-db") is None else Path(found).parent
+    mariadbd = shutil.which("mariadbd", path=f"{os.environ['PATH']}:/usr/sbin")
+    return None if mariadbd is None or shutil.which("mariadb-install-db") is None else Path(mariadbd).parent
 
 
 @dataclass
@@ -193,14 +193,14 @@ def start_postgres(programs: Path) -> Iterator[PostgresServer]:
     with _server_folder("edl-pg-") as (folder, port, owner):
         server = PostgresServer(programs, folder, port, owner)
         _write_file(folder / "password", PASSWORD, owner)
-        made = server._popen(
+        process = server._popen(
             [
                 str(programs / "initdb"),
                 *("-D", str(folder / "data"), "-U", USER, "-A", "scram-sha-256", "-E", "UTF8", "--no-sync"),
                 f"--pwfile={folder / 'password'}",
             ]
         )
-        assert made.wait(_START_SECONDS) == 0, (folder / "log").read_text()
+        assert process.wait(_START_SECONDS) == 0, (folder / "log").read_text()
         try:
             server.start()
             yield server
@@ -216,13 +216,13 @@ def start_mariadb(programs: Path) -> Iterator[MariaDbServer]:
         rights = f"CREATE DATABASE IF NOT EXISTS shop;\nCREATE USER IF NOT EXISTS {USER} IDENTIFIED BY '{PASSWORD}';\n"
         rights += f"GRANT ALL ON *.* TO {USER} WITH GRANT OPTION;\n"
         _write_file(folder / "password", rights, owner)
-        made = server._popen(
+        process = server._popen(
             [
                 *("mariadb-install-db", "--no-defaults", f"--datadir={folder / 'data'}", "--skip-test-db"),
                 *("--auth-root-authentication-method=normal", "--skip-name-resolve"),
             ]
         )
-        assert made.wait(_START_SECONDS) == 0, (folder / "log").read_text()
+        assert process.wait(_START_SECONDS) == 0, (folder / "log").read_text()
         try:
             server.start()
             yield server

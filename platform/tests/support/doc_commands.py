@@ -62,9 +62,9 @@ def _blocks(page: Path) -> Iterator[DocCommand]:
     content = page.read_text(encoding="utf-8")
     for fence in _FENCE.finditer(content):
         line = content.count("\n", 0, fence.start("text")) + 1
-        told = fence["told"] or ""
-        exits = int(told.removeprefix("exits ")) if told.startswith("exits ") else 0
-        not_run = told.removeprefix("not run: ") if told.startswith("not run: ") else ""
+        note = fence["told"] or ""
+        exits = int(note.removeprefix("exits ")) if note.startswith("exits ") else 0
+        not_run = note.removeprefix("not run: ") if note.startswith("not run: ") else ""
         if fence["kind"] == "sh":
             yield DocCommand(page, line, fence["text"].strip(), exits, not_run)
             continue
@@ -83,15 +83,15 @@ def calls(text: str, variables: Mapping[str, str]) -> list[list[str]]:
     lexer = shlex.shlex(text.replace("\\\n", " "), posix=True, punctuation_chars=_PUNCTUATION)
     lexer.whitespace_split = True
     lexer.commenters = "#" if "#" in text.partition("'")[0] else ""
-    found: list[list[str]] = []
+    called: list[list[str]] = []
     words: list[str] = []
     for token in [*lexer, ";"]:
         if token and set(token) <= set(_PUNCTUATION):
-            found += _called(words)
+            called += _called(words)
             words = []
         else:
             words.append(re.sub(r"\$\{?(\w+)\}?", lambda match: variables.get(match[1], "sample"), token))
-    return found
+    return called
 
 
 def _called(words: Sequence[str]) -> list[list[str]]:
@@ -106,8 +106,8 @@ def exported(page: Path) -> set[str]:
 
 def copies(page: Path) -> dict[str, str]:
     """The files of its reader's own that a page makes, each with the example of the repository that it is a copy of."""
-    found = (re.fullmatch(r"(?:cp|sed) .*?(docs/examples/\S+) (?:> )?(\S+)", block.text) for block in blocks(page))
-    return {copy[2]: copy[1] for copy in found if copy}
+    matches = (re.fullmatch(r"(?:cp|sed) .*?(docs/examples/\S+) (?:> )?(\S+)", block.text) for block in blocks(page))
+    return {copy[2]: copy[1] for copy in matches if copy}
 
 
 def _names(assignments: str) -> list[str]:

@@ -185,8 +185,8 @@ class FakeCluster:
 
     def _accept(self, role: Role, index: int, wish: PodOptions) -> str:
         uid = f"{role}-{index}-{next(self._numbers):06x}"
-        seen = PodStatus(uid, role, index, PodPhase.PENDING, elevated=wish.elevated)
-        self._pods[uid] = _FakePod(seen, wish, term_latency=self._term_latency)
+        status = PodStatus(uid, role, index, PodPhase.PENDING, elevated=wish.elevated)
+        self._pods[uid] = _FakePod(status, wish, term_latency=self._term_latency)
         self._names[role, index] = uid
         self._waiting[uid] = None
         self._schedule()

@@ -173,10 +173,10 @@ class Popen:
 
     def _number(self, timeout: float | None) -> int:
         self._news.settimeout(timeout)
-        said = self._news.recv(64)
-        if not said:
+        message = self._news.recv(64)
+        if not message:
             raise RuntimeError("the fork server has ended: its error is in the output of the tests")
-        return int(said)
+        return int(message)
 
     def wait(self, timeout: float | None = None) -> int:
         """The exit code, or minus the number of the signal that killed it.
@@ -449,7 +449,9 @@ class _ForkedPopen(_StartedPopen):  # type: ignore[type-arg]
             if cwd is not None:
                 os.chdir(cwd)
             standard = (p2cread, c2pwrite, errwrite)
-            become(args, environment, [own if given == -1 else given for own, given in enumerate(standard)])
+            become(
+                args, environment, [own if descriptor == -1 else descriptor for own, descriptor in enumerate(standard)]
+            )
         self._child_created = True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
 

@@ -165,12 +165,12 @@ class InMemoryCluster(KubeClient):
             self._authorize(verb, kind, namespace)
             query, body = query or {}, copy.deepcopy(body)
             if method == "POST":
-                found = self._create(kind, namespace, body, dry_run="dryRun" in query)
+                result = self._create(kind, namespace, body, dry_run="dryRun" in query)
             elif not name:
-                found = {"items": self._listed(kind, namespace, query), "metadata": {"resourceVersion": "1"}}
+                result = {"items": self._listed(kind, namespace, query), "metadata": {"resourceVersion": "1"}}
             else:
-                found = self._one(method, kind, namespace, name, body, content_type)
-            return ApiResponse(copy.deepcopy(found), self.now)
+                result = self._one(method, kind, namespace, name, body, content_type)
+            return ApiResponse(copy.deepcopy(result), self.now)
 
     def _arrive(self, method: str, name: str) -> None:
         """Outside of the lock: what a test does meanwhile may ask the cluster itself."""
@@ -206,9 +206,9 @@ class InMemoryCluster(KubeClient):
         if dry_run:
             self.dry_runs.append(thing)
             return thing
-        made = self.put(thing)
+        stored = self.put(thing)
         self.created.append((kind.name, name))
-        return made
+        return stored
 
     def _one(
         self, method: str, kind: ResourceKind, namespace: str, name: str, body: Any, content_type: str
@@ -313,10 +313,10 @@ def _parsed(path: str) -> tuple[ResourceKind, str, str]:
 
 def _at(thing: Manifest, operation: Mapping[str, Any]) -> Any:
     """What the path of a JSON patch operation names; an empty dict where there is nothing."""
-    found: Any = thing
+    value: Any = thing
     for part in operation["path"].split("/")[1:]:
-        found = found.get(part.replace("~1", "/"), {})
-    return found
+        value = value.get(part.replace("~1", "/"), {})
+    return value
 
 
 def _merge(into: Manifest, patch: Manifest) -> None:

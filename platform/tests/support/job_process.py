@@ -135,10 +135,10 @@ class JobProcess:
     def status(self) -> Line:
         """The newest status; empty before the first."""
         try:
-            found: Line = json.loads((self.run_dir / "status.json").read_bytes())
+            status: Line = json.loads((self.run_dir / "status.json").read_bytes())
         except FileNotFoundError:
             return {}
-        return found
+        return status
 
     # ------------------------------------------------------------------ waiting
 
@@ -258,8 +258,8 @@ class JobProcess:
     def _story(self) -> str:
         """What happened, for whoever reads a failure: the last lines, standard error, the ends of the logs."""
         lines = [json.dumps(line) for line in self.lines[-30:]]
-        found = next((line for line in self.lines if "run_dir" in line), None)
-        logs = sorted((Path(found["run_dir"]) / "logs").glob("*.log")) if found else []
+        run_line = next((line for line in self.lines if "run_dir" in line), None)
+        logs = sorted((Path(run_line["run_dir"]) / "logs").glob("*.log")) if run_line else []
         tails = [f"--- {log.name}\n{log.read_text(errors='replace')[-1500:]}" for log in logs]
         return "\n".join([*lines, "--- standard error", self.errors[-2000:], *tails])
 

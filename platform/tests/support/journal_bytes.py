@@ -48,11 +48,11 @@ def _records(segment: Path, length: int | None) -> list[Entry]:
     _check_header(segment, data)
     if length is not None and len(data) < length:
         raise MalformedJournalError(f"{segment.name}: {len(data)} bytes where a later segment counts {length}")
-    found = list(_intact(data[:length]))
-    end = found[-1][0] if found else 0
-    if not found or (length is not None and end != length):
+    intact = list(_intact(data[:length]))
+    end = intact[-1][0] if intact else 0
+    if not intact or (length is not None and end != length):
         raise MalformedJournalError(f"{segment.name}: intact up to byte {end} only")
-    return [entry for _, entry in found]
+    return [entry for _, entry in intact]
 
 
 def _check_header(segment: Path, data: bytes) -> None:

@@ -69,11 +69,11 @@ class S3Bucket:
 
     def request(self, method: str, path: str, content: bytes | None = None) -> bytes:
         """A request to the server itself."""
-        asked = urllib.request.Request(self.endpoint + path, content, method=method)
+        request = urllib.request.Request(self.endpoint + path, content, method=method)
         # moto lets nobody without a name write over an object.
-        asked.add_header("Authorization", "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request")
-        asked.add_header("Content-Type", "application/octet-stream")
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked, timeout=30) as answer:
+        request.add_header("Authorization", "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request")
+        request.add_header("Content-Type", "application/octet-stream")
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30) as answer:
             return bytes(answer.read())
 
 
@@ -95,10 +95,10 @@ class GcsBucket(S3Bucket):
 
 def copy_folder(bucket: S3Bucket, folder: Path, prefix: str, known: set[str]) -> None:
     """Make the objects below a prefix those of a folder; ``known`` are the keys of an earlier call."""
-    found = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    for name, path in found.items():
+    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    for name, path in files.items():
         bucket.put(f"{prefix}/{name}", path.read_bytes())
-    for name in known - set(found):
+    for name in known - set(files):
         bucket.delete(f"{prefix}/{name}")
     known.clear()
-    known.update(found)
+    known.update(files)

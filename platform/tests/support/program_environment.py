@@ -32,15 +32,15 @@ def make_environment(folder: Path, python: str, *packages: str, system_packages:
     """Make an environment with the package index of this machine; returns its Python, beside which ``edl`` is."""
     options = ["--system-site-packages"] if system_packages else []
     subprocess.run([python, "-m", "venv", "--without-pip", *options, folder], check=True)
-    found = folder / "bin" / "python"
-    install_packages(found, *PACKAGES, *packages)
+    interpreter = folder / "bin" / "python"
+    install_packages(interpreter, *PACKAGES, *packages)
     command = folder / "bin" / "edl"
     command.write_text(
-        f"#!{found}\nimport sys\nsys.path.insert(0, {str(PLATFORM)!r})\n"
+        f"#!{interpreter}\nimport sys\nsys.path.insert(0, {str(PLATFORM)!r})\n"
         "from edl.cli.app import main\nsys.exit(main())\n"
     )
     command.chmod(0o755)
-    return found
+    return interpreter
 
 
 def install_packages(python: Path, *packages: str) -> None:

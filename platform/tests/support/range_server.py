@@ -69,8 +69,8 @@ def _handler(behaviour: ServerBehaviour) -> type[BaseHTTPRequestHandler]:
             pass
 
         def _answer(self, *, with_body: bool) -> None:
-            asked = self.headers.get("Range", "")
-            behaviour.requests.append((self.command, self.path, asked))
+            range_header = self.headers.get("Range", "")
+            behaviour.requests.append((self.command, self.path, range_header))
             if behaviour.latency:
                 time.sleep(behaviour.latency)
             if behaviour.failures:
@@ -85,7 +85,7 @@ def _handler(behaviour: ServerBehaviour) -> type[BaseHTTPRequestHandler]:
                 return
             stat = path.stat()
             start, end, status = 0, stat.st_size, 200
-            if (match := re.fullmatch(r"bytes=(\d+)-(\d+)", asked)) and not behaviour.ignores_range:
+            if (match := re.fullmatch(r"bytes=(\d+)-(\d+)", range_header)) and not behaviour.ignores_range:
                 start, end, status = int(match[1]), min(int(match[2]) + 1, stat.st_size), 206
             fault = behaviour.faults.pop(0) if status == 206 and with_body and behaviour.faults else ""
             if fault == "short":

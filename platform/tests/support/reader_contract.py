@@ -96,14 +96,14 @@ class ReaderContract:
         name = reader.sources()[0].name
         ranges = [tuple(sorted(random.Random(seed).choices(range(RECORDS + 1), k=2))) for seed in range(40)]
         for start, end in [(0, RECORDS), (0, 0), (RECORDS, RECORDS), (RECORDS - 1, RECORDS), *ranges]:
-            found = reader.read(name, start, end)
-            assert len(found) == end - start
-            assert [case.key(record) for record in found] == list(range(start, end))
+            records = reader.read(name, start, end)
+            assert len(records) == end - start
+            assert [case.key(record) for record in records] == list(range(start, end))
 
     def test_each_source_has_its_own_records(self, case: ReaderCase) -> None:
         reader = case.open()
-        found = reader.read(reader.sources()[1].name, 0, FEW_RECORDS)
-        assert [case.key(record) for record in found] == list(range(RECORDS, RECORDS + FEW_RECORDS))
+        records = reader.read(reader.sources()[1].name, 0, FEW_RECORDS)
+        assert [case.key(record) for record in records] == list(range(RECORDS, RECORDS + FEW_RECORDS))
 
     def test_reports_of_damage_are_not_made_without_damage(self, case: ReaderCase) -> None:
         reader, corrupt = case.open(), []
@@ -148,9 +148,9 @@ class ReaderContract:
             # Another worker for each range.
             other = case.open() if start % (2 * step) else reader
             shuffled = ShuffledReader(other, describe_order(other, 256, seed=7))
-            found = shuffled.read(0, start, min(total, start + step))
-            assert type(found) is type(reader.read(reader.sources()[0].name, 0, 2))
-            keys += [case.key(record) for record in found]
+            records = shuffled.read(0, start, min(total, start + step))
+            assert type(records) is type(reader.read(reader.sources()[0].name, 0, 2))
+            keys += [case.key(record) for record in records]
         assert sorted(keys) == list(range(total))
         assert keys != sorted(keys)
 
@@ -158,16 +158,16 @@ class ReaderContract:
         reader = case.open()
         together = ShuffledReader(reader, describe_order(reader, 256, seed=7))
         alone = ShuffledReader(reader, describe_order(reader, 256, seed=7))
-        found = [case.key(record) for record in together.read(1, 200, 330)]
-        assert found == [case.key(alone.read(1, at, at + 1)[0]) for at in range(200, 330)]
+        keys = [case.key(record) for record in together.read(1, 200, 330)]
+        assert keys == [case.key(alone.read(1, at, at + 1)[0]) for at in range(200, 330)]
 
     def test_threads_may_share_a_reader(self, case: ReaderCase) -> None:
         reader = case.open()
         name = reader.sources()[0].name
         ranges = [(start * 7 % (RECORDS - 20), start * 7 % (RECORDS - 20) + 20) for start in range(60)]
         with ThreadPoolExecutor(4) as pool:
-            found = list(pool.map(lambda span: [case.key(each) for each in reader.read(name, *span)], ranges))
-        assert found == [list(range(*span)) for span in ranges]
+            keys = list(pool.map(lambda span: [case.key(each) for each in reader.read(name, *span)], ranges))
+        assert keys == [list(range(*span)) for span in ranges]
 
     def test_a_file_that_changes_while_it_is_in_use_is_refused(self, case: ReaderCase) -> None:
         reader = case.open()
@@ -179,8 +179,8 @@ class ReaderContract:
 
     def test_records_are_such_that_tensorflow_takes_them(self, case: ReaderCase) -> None:
         reader = case.open()
-        found = reader.read(reader.sources()[0].name, 0, 5)
-        if isinstance(found, ColumnRecords):
-            assert tuple(found.columns) == reader.metadata.column_names
+        records = reader.read(reader.sources()[0].name, 0, 5)
+        if isinstance(records, ColumnRecords):
+            assert tuple(records.columns) == reader.metadata.column_names
         else:
-            assert isinstance(found[0], bytes | list | np.ndarray | np.generic)
+            assert isinstance(records[0], bytes | list | np.ndarray | np.generic)

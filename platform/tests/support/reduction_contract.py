@@ -149,8 +149,8 @@ class ReductionContract:
         with ranks.round(2) as round_:
             for communicator in round_:
                 communicator._start_thread = None  # type: ignore[method-assign, assignment]  # to start one fails
-            found = ranks.each(lambda each: (buffer := np.ones(8), each.begin_step().finish(b"x", buffer)), round_)
-        for buffer, messages in found:
+            results = ranks.each(lambda each: (buffer := np.ones(8), each.begin_step().finish(b"x", buffer)), round_)
+        for buffer, messages in results:
             np.testing.assert_array_equal(buffer, 2.0)
             assert messages == [b"x", b"x"]
 

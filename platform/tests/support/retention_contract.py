@@ -31,7 +31,7 @@ class RetentionModel:
     seen: dict[int, int] = field(default_factory=dict)
 
     def push(self, step: int, ids: list[int], gradients: np.ndarray) -> None:
-        for row in [row for row, seen in self.seen.items() if seen + self.span < step]:
+        for row in [row for row, last_step in self.seen.items() if last_step + self.span < step]:
             del self.rows[row], self.seen[row]
         for row, gradient in zip(ids, gradients, strict=True):
             before = self.rows.get(row, initial(SHAPE, array([row]))[0])
@@ -63,18 +63,18 @@ class RetentionContract:
     @given(st.integers(1, 9), pushes, st.data())
     def test_rows_that_no_push_named_are_dropped_on_time_and_stay_in_snapshots(self, make: Make, span, pushes, data):
         table, model = make(SHAPE, SGD, retention=RowRetention(evict_after_steps=span)), RetentionModel(span)
-        kept, step = [], 0
+        snapshots, step = [], 0
         for ahead, ids in [*pushes, (1, [])]:
             if data.draw(st.integers(0, 2)) == 0:
-                kept.append((table.take_snapshot(), model.copy()))
+                snapshots.append((table.take_snapshot(), model.copy()))
             step += ahead
             gradients = gradients_of(step, ids)
             table.apply_gradients(array(ids), gradients, 0.5, step)
             model.push(step, ids, gradients)
             np.testing.assert_array_equal(table.read(EVERY), model.every())
             assert sorted(table.scan(0, table.position_limit).ids.tolist()) == sorted(model.rows)
-            if kept and data.draw(st.booleans()):
-                snapshot, then = kept.pop(data.draw(st.integers(0, len(kept) - 1)))
+            if snapshots and data.draw(st.booleans()):
+                snapshot, then = snapshots.pop(data.draw(st.integers(0, len(snapshots) - 1)))
                 assert len(snapshot) == len(then.rows)
                 np.testing.assert_array_equal(snapshot.read(EVERY, SHAPE), then.every())
                 windows = [snapshot.scan(start, 3).ids for start in range(0, snapshot.position_limit, 3)]
@@ -88,13 +88,13 @@ class RetentionContract:
     @given(st.integers(1, 9), pushes, pushes)
     def test_what_is_restored_drops_the_same_rows(self, make: Make, span, before, after):
         policy = RowRetention(evict_after_steps=span)
-        one, model, step = make(SHAPE, SGD, retention=policy), RetentionModel(span), 0
+        table, model, step = make(SHAPE, SGD, retention=policy), RetentionModel(span), 0
         for ahead, ids in before:
             step += ahead
-            one.apply_gradients(array(ids), gradients_of(step, ids), 0.5, step)
+            table.apply_gradients(array(ids), gradients_of(step, ids), 0.5, step)
             model.push(step, ids, gradients_of(step, ids))
         other = make(SHAPE, SGD, retention=policy)
-        copy = one.take_snapshot().read_all()
+        copy = table.take_snapshot().read_all()
         for part in (copy.select_rows(np.arange(len(copy)) % 2 == odd) for odd in (0, 1)):
             other.load(part, step)
         for ahead, ids in after:
@@ -118,8 +118,8 @@ class RetentionContract:
         fresh = make(SHAPE, ADAGRAD)
         for step in (1, 2):
             table.apply_gradients(array([7, 8]), gradients_of(step, [7, 8]), 0.5, step)
-        for one in (table, fresh):
-            one.apply_gradients(array([7]), gradients_of(9, [7]), 0.5, 9)
+        for each in (table, fresh):
+            each.apply_gradients(array([7]), gradients_of(9, [7]), 0.5, 9)
         ours, theirs = table.take_snapshot().read_all(), fresh.take_snapshot().read_all()
         assert ours.ids.tolist() == theirs.ids.tolist() == [7]
         np.testing.assert_array_equal(ours.values, theirs.values)
@@ -127,13 +127,13 @@ class RetentionContract:
 
     def test_positions_of_dropped_rows_serve_others_and_nobody_moves(self, make: Make):
         table = make(SHAPE, SGD, retention=RowRetention(evict_after_steps=5))
-        kept = [3, 2000]
+        kept_ids = [3, 2000]
         for step in range(1, 300):
-            ids = [*kept, *(np.arange(10) + 10 * step).tolist()]
+            ids = [*kept_ids, *(np.arange(10) + 10 * step).tolist()]
             table.apply_gradients(array(ids), gradients_of(step, ids), 0.5, step)
-            assert table.scan(0, 2).ids.tolist() == kept
+            assert table.scan(0, 2).ids.tolist() == kept_ids
         assert len(table) == len(table.take_snapshot()) == 2 + 10 * 6
-        named = {*kept, *range(10, 3000)}
+        named = {*kept_ids, *range(10, 3000)}
         assert table.evicted_count == len(named) - len(table)
         assert table.position_limit <= 2 + 10 * 7
 

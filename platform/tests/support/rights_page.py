@@ -13,20 +13,20 @@ EVERYBODY = "everybody"
 def rights() -> dict[str, dict[str, set[str]]]:
     """Verbs by resource (``resource[/subresource][.group]``) by ClusterRole, and for everybody who has logged in."""
     (_, *roles), *rows = table("resource")
-    found: dict[str, dict[str, set[str]]] = {role: {} for role in roles}
+    verbs_by_role: dict[str, dict[str, set[str]]] = {role: {} for role in roles}
     for resource, *verbs in rows:
         for role, granted in zip(roles, verbs, strict=True):
             if granted:
-                found[role][resource] = set(granted.split())
-    return found
+                verbs_by_role[role][resource] = set(granted.split())
+    return verbs_by_role
 
 
 def answers(identity: str) -> dict[str, str]:
     """What is tried as ``a data scientist`` or ``a master``, and the answer."""
     _, *rows = table("request", below=identity)
-    found = dict(rows)
-    assert len(found) == len(rows), "a request stands there twice"
-    return found
+    answer_by_request = dict(rows)
+    assert len(answer_by_request) == len(rows), "a request stands there twice"
+    return answer_by_request
 
 
 def policies() -> set[str]:

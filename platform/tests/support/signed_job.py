@@ -158,13 +158,13 @@ def owned(part: int, parts: int) -> Any:
 
 def dense(cut: Path) -> dict[str, NDArray[np.float32]]:
     """The dense variables of a checkpoint, by name."""
-    found = {}
+    variables = {}
     for file in sorted(cut.glob("ps-*.safetensors")):
         with safe_open(file, framework="np") as arrays:
             for name in arrays.keys():  # noqa: SIM118  not a mapping
                 if name.startswith("dense/"):
-                    found[name.removeprefix("dense/")] = arrays.get_tensor(name)
-    return found
+                    variables[name.removeprefix("dense/")] = arrays.get_tensor(name)
+    return variables
 
 
 def _rows(shard: Path) -> list[NDArray[Any]]:
@@ -181,7 +181,7 @@ def _numbers(values: NDArray[Any], first: NDArray[Any], second: NDArray[Any], *,
     once = np.isclose(second, (1 - BETA_2) * (first / (1 - BETA_1)) ** 2, rtol=1e-3)
     t = np.arange(1, most + 1, dtype=np.float64)
     scale = t * np.sqrt(1 - BETA_2**t) / (1 - BETA_1**t)  # increasing
-    said = values / (-RATE * first / (np.sqrt(second) + EPSILON))
-    after = np.clip(np.searchsorted(scale, said), 1, most - 1)
-    nearest = np.where(said - scale[after - 1] < scale[after] - said, after - 1, after)
-    return np.where(once & np.isclose(scale[nearest], said, rtol=1e-4), nearest + 1, 0)
+    implied_scale = values / (-RATE * first / (np.sqrt(second) + EPSILON))
+    after = np.clip(np.searchsorted(scale, implied_scale), 1, most - 1)
+    nearest = np.where(implied_scale - scale[after - 1] < scale[after] - implied_scale, after - 1, after)
+    return np.where(once & np.isclose(scale[nearest], implied_scale, rtol=1e-4), nearest + 1, 0)

@@ -58,56 +58,56 @@ class StoreContract:
     @PATIENT
     @given(pushes)
     def test_rows_are_what_a_dictionary_of_rows_would_hold(self, make: Make, pushes):
-        held, expected = make(rows_only(TABLE), NOTHING), {}
+        store, expected = make(rows_only(TABLE), NOTHING), {}
         for step, ids in enumerate(pushes, start=1):
-            held.apply_gradients(ones(ids), step)
+            store.apply_gradients(ones(ids), step)
             for row in ids:
                 before = expected.get(row, initial_rows(UNIFORM, 9, np.array([row]), 2)[0])
                 expected[row] = before - np.float32(1)
-        copy = held.take_snapshot()
+        copy = store.take_snapshot()
         assert sorted(copy.tables["emb"].read_all().ids.tolist()) == sorted(expected)
-        asked = np.array([*expected, 17, 4999, 17], np.int64)
-        for reader in (held, copy):
-            values = reader.read_rows("emb", asked)
-            for row, value in zip(asked.tolist(), values, strict=True):
+        read_ids = np.array([*expected, 17, 4999, 17], np.int64)
+        for reader in (store, copy):
+            values = reader.read_rows("emb", read_ids)
+            for row, value in zip(read_ids.tolist(), values, strict=True):
                 wanted = expected.get(row, initial_rows(UNIFORM, 9, np.array([row]), 2)[0])
                 np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-5)
 
     @PATIENT
     @given(pushes)
     def test_reading_stores_nothing(self, make: Make, pushes):
-        held = make(rows_only(TABLE), NOTHING)
+        store = make(rows_only(TABLE), NOTHING)
         for ids in pushes:
-            held.read_rows("emb", np.array(ids, np.int64))
-        assert len(held.take_snapshot().tables["emb"]) == 0
+            store.read_rows("emb", np.array(ids, np.int64))
+        assert len(store.take_snapshot().tables["emb"]) == 0
 
     def test_tables_grow_past_their_first_capacity_and_scan_in_a_stable_order(self, make: Make):
-        held = make(rows_only(TABLE), NOTHING)
-        held.apply_gradients(ones(list(range(0, 5000, 2))), 1)
-        first = held.scan_rows("emb", 0, 100)
-        held.apply_gradients(ones(list(range(5000))), 2)
-        np.testing.assert_array_equal(held.scan_rows("emb", 0, 100).ids, first.ids)
-        chunks = [held.scan_rows("emb", start, 700).ids for start in range(0, 5600, 700)]
+        store = make(rows_only(TABLE), NOTHING)
+        store.apply_gradients(ones(list(range(0, 5000, 2))), 1)
+        first = store.scan_rows("emb", 0, 100)
+        store.apply_gradients(ones(list(range(5000))), 2)
+        np.testing.assert_array_equal(store.scan_rows("emb", 0, 100).ids, first.ids)
+        chunks = [store.scan_rows("emb", start, 700).ids for start in range(0, 5600, 700)]
         assert sorted(np.concatenate(chunks).tolist()) == list(range(5000))
 
     def test_the_slab_moves_by_gradients_and_statistics_by_weighted_deltas(self, make: Make):
-        held = make(ModelDeclaration(DENSE, (), SGD, "model"), np.ones(4, np.float32))
-        held.apply_gradients(PushGradients(np.array([1, 2, 3, 4], np.float32), {}, 0.5, 0.25), 1)
+        store = make(ModelDeclaration(DENSE, (), SGD, "model"), np.ones(4, np.float32))
+        store.apply_gradients(PushGradients(np.array([1, 2, 3, 4], np.float32), {}, 0.5, 0.25), 1)
         slab = np.empty(4, np.float32)
-        held.read_flat(slab)
+        store.read_flat(slab)
         np.testing.assert_array_equal(slab, [0.5, 0, -0.5, 2])
 
     @pytest.mark.parametrize("optimizer", [SGD, OptimizerSpec("adam")], ids=lambda optimizer: optimizer.name)
     def test_a_snapshot_does_not_change_with_the_store(self, make: Make, optimizer):
         declared = ModelDeclaration(DENSE, (TABLE, WIDE), optimizer, "model")
         random = np.random.default_rng(1)
-        held = make(declared, np.ones(4, np.float32))
-        held.apply_gradients(draw_gradients(declared, random), 1)
-        copy = held.take_snapshot()
+        store = make(declared, np.ones(4, np.float32))
+        store.apply_gradients(draw_gradients(declared, random), 1)
+        copy = store.take_snapshot()
         arrays = [copy.flat_values, *copy.slots.values()]
         before = [array.copy() for array in arrays]
         rows = {name: frozen.read_all() for name, frozen in copy.tables.items()}
-        held.apply_gradients(draw_gradients(declared, random), 2)
+        store.apply_gradients(draw_gradients(declared, random), 2)
         for array, old in zip(arrays, before, strict=True):
             np.testing.assert_array_equal(array, old)
         for name, old in rows.items():
@@ -121,33 +121,33 @@ class StoreContract:
         """The copy in it is of the moment in which it is taken, and the next one has memory of its own."""
         declared = ModelDeclaration(DENSE, (), OptimizerSpec("adam"), "model")
         random = np.random.default_rng(3)
-        held = make(declared, np.ones(4, np.float32))
-        held.preallocate_copy()
-        held.apply_gradients(draw_gradients(declared, random), 1)
+        store = make(declared, np.ones(4, np.float32))
+        store.preallocate_copy()
+        store.apply_gradients(draw_gradients(declared, random), 1)
         dense = np.empty(4, np.float32)
-        held.read_flat(dense)
-        first = held.take_snapshot()
+        store.read_flat(dense)
+        first = store.take_snapshot()
         np.testing.assert_array_equal(first.flat_values, dense)
-        second = held.take_snapshot()
-        for one, other in (
+        second = store.take_snapshot()
+        for array, other in (
             (first.flat_values, second.flat_values),
             *((first.slots[name], second.slots[name]) for name in first.slots),
         ):
-            np.testing.assert_array_equal(one, other)
-            assert not np.shares_memory(one, other)
+            np.testing.assert_array_equal(array, other)
+            assert not np.shares_memory(array, other)
 
     @pytest.mark.parametrize("optimizer", [SGD, OptimizerSpec("adam")], ids=lambda optimizer: optimizer.name)
     def test_what_a_snapshot_is_loaded_into_goes_on_alike(self, make: Make, optimizer):
         declared = ModelDeclaration(DENSE, (TABLE, WIDE), optimizer, "model")
         random = np.random.default_rng(2)
-        one = make(declared, np.ones(4, np.float32))
-        one.apply_gradients(draw_gradients(declared, random), 1)
+        original = make(declared, np.ones(4, np.float32))
+        original.apply_gradients(draw_gradients(declared, random), 1)
         other = make(declared, np.zeros(4, np.float32))
-        other.load_snapshot(one.take_snapshot())
+        other.load_snapshot(original.take_snapshot())
         push = draw_gradients(declared, random)
-        for store in (one, other):
+        for store in (original, other):
             store.apply_gradients(push, 2)
-        assert_same(one, other)
+        assert_same(original, other)
 
 
 def assert_same(one: ParameterStore, other: ParameterStore) -> None:
@@ -160,9 +160,9 @@ def assert_same(one: ParameterStore, other: ParameterStore) -> None:
     assert ours.tables.keys() == theirs.tables.keys()
     for name, frozen in ours.tables.items():
         rows, others = frozen.read_all(), theirs.tables[name].read_all()
-        found = others.select_rows(others.find_positions(rows.ids))
-        assert len(found.ids) == len(others.ids)
-        np.testing.assert_array_equal(rows.ids, found.ids)
-        np.testing.assert_array_equal(rows.values, found.values)
+        in_order = others.select_rows(others.find_positions(rows.ids))
+        assert len(in_order.ids) == len(others.ids)
+        np.testing.assert_array_equal(rows.ids, in_order.ids)
+        np.testing.assert_array_equal(rows.values, in_order.values)
         for slot, values in rows.slots.items():
-            np.testing.assert_array_equal(values, found.slots[slot])
+            np.testing.assert_array_equal(values, in_order.slots[slot])

@@ -104,9 +104,9 @@ class TableContract:
         assert sorted(copy.ids.tolist()) == sorted(expected)
         for row, values in zip(copy.ids.tolist(), copy.values, strict=True):
             np.testing.assert_array_equal(values, expected[row])
-        asked = array([*expected, 17, ROWS - 1, 17])
-        wanted = [expected.get(row, initial(shape, array([row]))[0]) for row in asked.tolist()]
-        np.testing.assert_array_equal(table.read(asked), np.stack(wanted))
+        read_ids = array([*expected, 17, ROWS - 1, 17])
+        wanted = [expected.get(row, initial(shape, array([row]))[0]) for row in read_ids.tolist()]
+        np.testing.assert_array_equal(table.read(read_ids), np.stack(wanted))
 
     @PATIENT
     @given(st.lists(st.integers(0, 30), min_size=1, max_size=200))
@@ -115,10 +115,10 @@ class TableContract:
         gradients = dyadic(np.random.default_rng(3), len(ids), 3)
         distinct = sorted(set(ids))
         sums = np.stack([gradients[array(ids) == row].sum(axis=0) for row in distinct])
-        one, other = (make(declared(), OptimizerSpec("adagrad")) for _ in range(2))
-        one.apply_gradients(array(ids), gradients, 0.1, 1)
+        table, other = (make(declared(), OptimizerSpec("adagrad")) for _ in range(2))
+        table.apply_gradients(array(ids), gradients, 0.1, 1)
         other.apply_gradients(array(distinct), sums, 0.1, 1)
-        np.testing.assert_array_equal(one.read(array(distinct)), other.read(array(distinct)))
+        np.testing.assert_array_equal(table.read(array(distinct)), other.read(array(distinct)))
 
     @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
     def test_rows_that_no_push_names_stand_still(self, make: Make, optimizer):
@@ -127,9 +127,9 @@ class TableContract:
         before = table.take_snapshot().read_all()
         table.apply_gradients(array([2, 3]), np.ones((2, 3), np.float32), 0.1, 2)
         after = table.take_snapshot().read_all()
-        one = after.select_rows(after.find_positions(array([1])))
-        np.testing.assert_array_equal(one.values, before.select_rows(before.find_positions(array([1]))).values)
-        for name, slot in one.slots.items():
+        row = after.select_rows(after.find_positions(array([1])))
+        np.testing.assert_array_equal(row.values, before.select_rows(before.find_positions(array([1]))).values)
+        for name, slot in row.slots.items():
             np.testing.assert_array_equal(slot, before.select_rows(before.find_positions(array([1]))).slots[name])
 
     def test_a_push_of_nothing_changes_nothing(self, make: Make):
@@ -142,13 +142,13 @@ class TableContract:
     def test_a_snapshot_is_a_copy_of_its_moment(self, make: Make, pushes, data):
         """However late, in whatever pieces it is read, and however many there are at a time."""
         shape, spec = declared(), OptimizerSpec("adagrad")
-        table, kept = make(shape, spec), []
+        table, snapshots = make(shape, spec), []
         for step, ids in enumerate([*pushes, [], []], start=1):
             if data.draw(st.booleans()):
-                kept.append((snapshot := table.take_snapshot(), snapshot.read_all(), table.read(np.arange(ROWS))))
+                snapshots.append((snapshot := table.take_snapshot(), snapshot.read_all(), table.read(np.arange(ROWS))))
             table.apply_gradients(array(ids), dyadic(np.random.default_rng(step), len(ids), 3), 0.5, step)
-            if kept and data.draw(st.booleans()):
-                snapshot, copy, every = kept.pop(data.draw(st.integers(0, len(kept) - 1)))
+            if snapshots and data.draw(st.booleans()):
+                snapshot, copy, every = snapshots.pop(data.draw(st.integers(0, len(snapshots) - 1)))
                 np.testing.assert_array_equal(snapshot.read(np.arange(ROWS), shape), every)
                 limit = data.draw(st.integers(1, 70))
                 scanned = [snapshot.scan(start, limit) for start in range(0, len(copy.ids) + limit, limit)]
@@ -165,18 +165,18 @@ class TableContract:
     def test_positions_belong_to_rows_for_ever(self, make: Make):
         random = np.random.default_rng(4)
         shape = declared(rows=200_000)
-        table, seen = make(shape, OPTIMIZERS[0]), array([])
+        table, stored_ids = make(shape, OPTIMIZERS[0]), array([])
         for step in range(1, 9):
             ids = array(random.integers(0, shape.rows, 20_000))
             table.apply_gradients(ids, np.ones((len(ids), 3), np.float32), 0.1, step)
-            scanned = table.scan(0, len(seen))
-            np.testing.assert_array_equal(scanned.ids, seen)
-            np.testing.assert_array_equal(scanned.values, table.read(seen))
-            seen = table.take_snapshot().read_all().ids
-        parts = [table.scan(start, 7000).ids for start in range(0, len(seen) + 7000, 7000)]
-        np.testing.assert_array_equal(np.concatenate(parts), seen)
-        assert len(np.unique(seen)) == len(seen)
-        assert len(table.scan(len(seen), 5).ids) == len(table.scan(len(seen) + 9, 5).ids) == 0
+            scanned = table.scan(0, len(stored_ids))
+            np.testing.assert_array_equal(scanned.ids, stored_ids)
+            np.testing.assert_array_equal(scanned.values, table.read(stored_ids))
+            stored_ids = table.take_snapshot().read_all().ids
+        parts = [table.scan(start, 7000).ids for start in range(0, len(stored_ids) + 7000, 7000)]
+        np.testing.assert_array_equal(np.concatenate(parts), stored_ids)
+        assert len(np.unique(stored_ids)) == len(stored_ids)
+        assert len(table.scan(len(stored_ids), 5).ids) == len(table.scan(len(stored_ids) + 9, 5).ids) == 0
 
     @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
     def test_a_copy_that_is_loaded_goes_on_alike(self, make: Make, optimizer):
@@ -189,8 +189,8 @@ class TableContract:
         restored.load(copy)
         values = copy.values.copy()
         gradients = dyadic(random, len(ids), 3)
-        for one in (table, restored):
-            one.apply_gradients(ids, gradients, 0.1, 2)
+        for each in (table, restored):
+            each.apply_gradients(ids, gradients, 0.1, 2)
         np.testing.assert_array_equal(restored.read(ids), table.read(ids))
         np.testing.assert_array_equal(copy.values, values)
         for name, slot in restored.take_snapshot().read_all().slots.items():

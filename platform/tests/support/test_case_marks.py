@@ -84,14 +84,14 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
 
 def collected(project: pytest.Pytester, *options: str) -> list[str]:
     """The tests that this selects, in their order."""
-    found: list[str] = []
+    names: list[str] = []
 
     class Selected:
         def pytest_collection_finish(self, session: pytest.Session) -> None:
-            found.extend(item.nodeid.partition("::")[2] for item in session.items)
+            names.extend(item.nodeid.partition("::")[2] for item in session.items)
 
     project.inline_run("-p", "no:xdist", "--collect-only", "-q", *options, plugins=[Selected()])
-    return found
+    return names
 
 
 def test_further_cases_are_repetitions(project: pytest.Pytester) -> None:

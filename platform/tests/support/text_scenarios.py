@@ -245,8 +245,8 @@ def command_text(command: ev.CoreCommand) -> str:
             written = entry.to_json()
             return f"journal  {written.pop('kind')} {_fields(written)}".rstrip()
         case ev.EmitEvent(event):
-            told = {name: getattr(event, name) for name in _TOLD if hasattr(event, name)}
-            return f"tell     {event.kind} {_fields(told)}".rstrip()
+            fields = {name: getattr(event, name) for name in _TOLD if hasattr(event, name)}
+            return f"tell     {event.kind} {_fields(fields)}".rstrip()
         case ev.LeaseReply(lease, kind, work, _, _, pin):
             pinned = f" of cut {pin}" if pin else ""
             where = f"epoch {work.epoch} {work.source}[{work.start}:{work.end}]"
@@ -255,8 +255,10 @@ def command_text(command: ev.CoreCommand) -> str:
         case ev.WaitForWork(reason) | ev.StopWork(reason):
             return f"answer   {'wait' if isinstance(command, ev.WaitForWork) else 'stop'}: {reason}"
         case ev.Acknowledged(lost, fatal, refusal):
-            said = [f"lost {' '.join(map(_number, lost))}"] * bool(lost) + ["fatal"] * fatal + [refusal] * bool(refusal)
-            return f"answer   {', '.join(said) or 'yes'}"
+            parts = (
+                [f"lost {' '.join(map(_number, lost))}"] * bool(lost) + ["fatal"] * fatal + [refusal] * bool(refusal)
+            )
+            return f"answer   {', '.join(parts) or 'yes'}"
         case ev.WorldView():
             return f"answer   {_view(command)}"
         case ev.MayEnd(value, reason):

@@ -44,8 +44,8 @@ class DistinctContract:
     @given(tables=st.lists(IDS, max_size=4))
     def test_every_lookup_finds_its_id_among_those_that_come_once(self, make: Make, tables: list[Any]) -> None:
         distinct = UniqueIdFinder(make)
-        for ids, found in zip(tables, distinct.find_by_table(tables), strict=True):
-            check(found, ids)
+        for ids, unique_ids in zip(tables, distinct.find_by_table(tables), strict=True):
+            check(unique_ids, ids)
 
     @pytest.mark.parametrize("count", [1, 15, 16, 17, 5000, 70_000])
     @pytest.mark.parametrize("stride", [1, -1, 26, 1 << 20, 1 << 32, (1 << 32) + 1, 102_334_155])

@@ -156,8 +156,8 @@ TESTED_ELSEWHERE = {
 def make_data(name: str, out: Path) -> None:
     """Write a data set of the zoo into ``out/name``, where ``out`` stands for ``demo-data``."""
     if name in COMMANDS:
-        made = edl("data", name, name, *COMMANDS[name], cwd=out)
-        assert made.returncode == 0, made.stderr
+        result = edl("data", name, name, *COMMANDS[name], cwd=out)
+        assert result.returncode == 0, result.stderr
     elif name == "ratings":
         import_module("model_zoo.recommender.synthesize").main(out / name)
     else:
