@@ -8,6 +8,22 @@ completes no step for many times the usual duration of a step.
 Under AllReduce a round loses its silent members, and with them their training leases. A step is one of all members, so
 no lease can be stuck alone: ``stragglers`` measures the steps of the round, finds the members for which the others
 wait, and replaces them. Leases of other tasks have the limits here.
+
+All rules about silence and about steps that take too long, in seconds:
+
+* A worker says nothing for ``silence_seconds`` (4 to 60; 30 before its first step): its leases return (``revocation``).
+  Under AllReduce the round loses it (``allreduce``). Its pod stays.
+* It says nothing for 2 (``CLOSING_SILENCE_SECONDS``) while a round of AllReduce closes: the round does not wait for it.
+* It says nothing for 300 (``REPLACEMENT_SILENCE_SECONDS``), under AllReduce: it is replaced (``silent_workers``).
+* Its neighbour in the ring hears nothing for 2 (``HEARTBEAT_TIMEOUT_SECONDS`` of ``edl.collective``), or their
+  connection breaks: the neighbour breaks the round, and says so to the master.
+* It makes no step for ``stuck_seconds`` (60 or more; 600 before a step was measured), but is heard: under parameter
+  servers its leases return. Under AllReduce it is named (``stragglers``).
+* The others have waited for it for 3,600 (``REPLACEMENT_SECONDS``), under AllReduce: it is replaced (``stragglers``).
+* A parameter server says nothing for 10 (``PS_SILENCE_SECONDS``), and no worker makes a step: training is stalled, and
+  status says so (``stall``). It is replaced if the cluster also says that its node is unreachable, and else when the
+  cluster says that it failed (``parameter_servers``, ``pod_events``).
+* A requested pod does not appear for 60 (``REQUEST_TIMEOUT``): it is requested again (``job_pods``).
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ A step needs every PS, so a job that lacks one makes no progress, however many w
 that cannot write checkpoints stops handing out steps after a while (module ``checkpointing``). The
 status shows either at once (``find_missing_ps``, ``unsaved_checkpoint_reason``). Events report the
 beginning and the end of a stall, and any further PS that is missing or on a lost node
-(``update_stall``).
+(``update_stall``). A worker that is silent, stuck or waited for is not a stall: the list in
+``lease_timeouts`` says which rule notices it.
 """
 
 from __future__ import annotations
