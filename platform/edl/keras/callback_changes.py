@@ -12,8 +12,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
+import numpy as np
 
 from edl.api.errors import BadInputError
+from edl.keras.traced_function import host_array
+from edl.numerics.packed_state import array_checksum
 
 _ATTRIBUTES = ("loss", "jit_compile", "run_eagerly", "steps_per_execution")
 _METHODS = (
@@ -126,7 +129,53 @@ class LayerAttributes:
                 )
 
 
+class CopiedWeights:
+    """Weights of which an optimizer has a copy, as ``ScheduleFreeAdamW`` makes one where it is built.
+
+    ``fit`` builds an optimizer at the first step, and a job before any callback is called. So a callback that loads
+    weights before the first step changes the copy under ``fit`` only.
+
+    Args:
+        model: the model that callbacks see; its optimizers are built.
+    """
+
+    def __init__(self, model: Any) -> None:
+        slots = [slot for each in _find_optimizers(model) if _may_copy(each) for slot in each.variables]
+        # Zeros are what most slots and all biases begin with.
+        values = {_describe_value(slot): slot for slot in slots if len(slot.shape) and host_array(slot).any()}
+        weights = model.trainable_variables if values else []
+        self._copies = [(weight, values[key]) for weight in weights if (key := _describe_value(weight)) in values]
+
+    def refuse_changes(self, place: str) -> None:
+        """Raise if a weight is not what its copy is. For the argument, see ``StepSettings``.
+
+        Raises:
+            BadInputError: names it.
+        """
+        for weight, copy in self._copies:
+            if not np.array_equal(host_array(weight), host_array(copy)):
+                raise BadInputError(
+                    f"{place} assigns to the variable '{weight.path}', of which the optimizer has made a copy already "
+                    f"('{copy.path}')",
+                    hint="load the weights in the function that makes the model, or name their run in model.init_from",
+                )
+
+
 _RATE = "_learning_rate"
+
+
+def _find_optimizers(model: Any) -> Iterator[Any]:
+    """Also those that only a train_step of the user's names."""
+    return _find_inner(each for name, each in vars(model).items() if _is_optimizer(each) and name[0] != "_")
+
+
+def _may_copy(optimizer: Any) -> bool:
+    """Whether an optimizer may begin with a copy of the weights; of Keras' own ones, one does."""
+    return not type(optimizer).__module__.startswith("keras.") or type(optimizer).__name__ == "ScheduleFreeAdamW"
+
+
+def _describe_value(variable: Any) -> tuple[tuple[int, ...], str, int]:
+    return tuple(variable.shape), str(variable.dtype), array_checksum(host_array(variable))
 
 
 def _name_layer(layer: Any, model: Any) -> str:

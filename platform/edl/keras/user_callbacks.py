@@ -32,7 +32,7 @@ from edl.api.strategy import Strategy
 from edl.core.callback_decisions import CallbackSpec
 from edl.data.reader import Reader
 from edl.keras import monitor_callbacks
-from edl.keras.callback_changes import LayerAttributes, StepSettings
+from edl.keras.callback_changes import CopiedWeights, LayerAttributes, StepSettings
 from edl.keras.model_contract import block_compiled_methods, block_weight_methods
 from edl.keras.monitor_callbacks import refuse_unsupported_callbacks
 from edl.keras.user_code import source_file, user_code
@@ -136,6 +136,8 @@ _LOG = logging.getLogger(__name__)
 
 _MONITOR_STATE_FIELDS = ("best", "wait", "stopped_epoch", "best_epoch", "cooldown_counter")
 """Attributes of Keras' callbacks that a resumed run must restore, besides weights."""
+
+_BEFORE_FIRST_STEP = ("on_train_begin", "on_epoch_begin", "on_train_batch_begin")
 
 MonitorCheck = Callable[[list[Any]], None]
 """Raises for monitor callbacks that could never take effect."""
@@ -514,10 +516,14 @@ class KerasCallbacks:
 
     @contextmanager
     def _calling_user_code(self, name: str) -> Iterator[None]:
+        method = name.partition(" ")[0]
+        copied_weights = self._find_copied_weights(method)
         with user_code(self._zoo, f"{name}() of a callback"):
             yield
         # Checked after every call, because any method may set it.
-        self._refuse_changes(name.partition(" ")[0])
+        self._refuse_changes(method)
+        if copied_weights is not None and (place := self._name_writers(method)):
+            copied_weights.refuse_changes(place)
         if not self._trains_locally and getattr(self._model, "stop_training", False):
             # Steps may be made again after a rollback: then the callbacks decide again.
             self._model.stop_training = False
@@ -530,14 +536,26 @@ class KerasCallbacks:
 
     def _refuse_changes(self, method: str) -> None:
         """Refuse what a callback has changed in this method; Keras' own callbacks change nothing of it."""
-        if method not in self._writers:
-            own = (type(each).__name__ for each in self._all_callbacks if is_user_defined(each, method))
-            self._writers[method] = " or ".join(f"{name}.{method}()" for name in own)
-        if place := self._writers[method]:
+        if place := self._name_writers(method):
             self._settings.refuse_changes(place)
             # A worker that joins later calls on_epoch_begin of a later epoch, before which ``fit`` has traced its step.
             if self._traced_layers is not None and not self._begun_epoch:
                 self._traced_layers.refuse_changes(place)
+
+    def _name_writers(self, method: str) -> str:
+        """Which callbacks of the user's own have the method, as messages name them."""
+        if method not in self._writers:
+            own = (type(each).__name__ for each in self._all_callbacks if is_user_defined(each, method))
+            self._writers[method] = " or ".join(f"{name}.{method}()" for name in own)
+        return self._writers[method]
+
+    def _find_copied_weights(self, method: str) -> CopiedWeights | None:
+        """The copies of weights, which a method before the first step must not part from them; None: it is a later one."""
+        if not self._trains_locally or self._epoch_steps or self._begun_epoch:
+            return None
+        # The callbacks are known after set_model().
+        is_early = method == "set_model" or (method in _BEFORE_FIRST_STEP and bool(self._name_writers(method)))
+        return CopiedWeights(self._model) if is_early else None
 
 
 class _CallbackList(keras.callbacks.CallbackList):  # type: ignore[misc]  # Keras has no types

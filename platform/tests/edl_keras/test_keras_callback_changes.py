@@ -93,9 +93,9 @@ def train(
     return model
 
 
-def fit(callback: Any) -> Any:
+def fit(callback: Any, optimizer: str = ONE_OPTIMIZER) -> Any:
     scope: dict[str, Any] = {}
-    exec(MODEL.replace("OPTIMIZER", ONE_OPTIMIZER), scope)
+    exec(MODEL.replace("OPTIMIZER", optimizer), scope)
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(0)
     model = scope["custom_model"]()
@@ -215,6 +215,38 @@ def test_each_optimizer_of_a_multi_optimizer_is_checked_as_a_single_one(tmp_path
     with pytest.raises(BadInputError) as refused:
         train(tmp_path, Acting("on_epoch_begin", 1, act), optimizer=SEVERAL_OPTIMIZERS)
     assert all(each in refused.value.message for each in (*names, "Acting.on_epoch_begin()")), refused.value.message
+
+
+COPYING_OPTIMIZERS = {
+    "of Keras": "keras.optimizers.ScheduleFreeAdamW(0.05)",
+    "within a loss scale": "keras.optimizers.LossScaleOptimizer(keras.optimizers.ScheduleFreeAdamW(0.05))",
+    "of the user's own": """type("Pulled", (keras.optimizers.SGD,), {
+        "build": lambda self, variables: (
+            keras.optimizers.SGD.build(self, variables),
+            setattr(self, "anchors", [self.add_variable_from_reference(v, "anchor") for v in variables]),
+            [anchor.assign(v) for anchor, v in zip(self.anchors, variables)],
+        )[:0] or None,
+    })(0.1)""",
+}
+
+
+@pytest.mark.parametrize("method", ["on_train_begin", *map(repetition, ("on_epoch_begin", "on_train_batch_begin"))])
+@pytest.mark.parametrize("case", ["of Keras", *map(repetition, list(COPYING_OPTIMIZERS)[1:])])
+def test_weights_are_not_set_after_an_optimizer_has_copied_them(tmp_path: Path, case: str, method: str) -> None:
+    """``fit`` builds the optimizer at the first step, so its copies would be of the new weights."""
+    with pytest.raises(BadInputError) as refused:
+        train(tmp_path, Acting(method, 0, halve_weights), optimizer=COPYING_OPTIMIZERS[case])
+    assert all(each in refused.value.message for each in (f"Acting.{method}()", "hidden/kernel"))
+    assert "model.init_from" in str(refused.value.hint)
+
+
+def test_weights_may_be_set_after_the_first_step_of_an_optimizer_that_has_copied_them(tmp_path: Path) -> None:
+    optimizer = COPYING_OPTIMIZERS["of Keras"]
+    model = train(tmp_path, Acting("on_epoch_begin", 1, halve_weights), optimizer=optimizer)
+    model.finalize()  # as fit does at its end
+    plain = fit(Acting("on_epoch_begin", 1, halve_weights), optimizer)
+    for mine, theirs in zip(model.model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
 def test_rates_of_a_multi_optimizer_may_be_set(tmp_path: Path) -> None:
