@@ -194,9 +194,9 @@ def _print_result(plan: CopyPlan, travelled: int, source: str, target: str, *, a
         return
     count = len(plan.pending_items)
     existing = plan.pending_bytes - travelled
-    unchanged = f" ({existing:,} were already in the target)" if existing else ""
+    unchanged = f" ({format_bytes(existing)} were already in the target)" if existing else ""
     print(
-        f"{count:,} {'file' if count == 1 else 'files'}, {plan.pending_bytes:,} bytes{unchanged}, "
+        f"{count:,} {'file' if count == 1 else 'files'}, {format_bytes(plan.pending_bytes)}{unchanged}, "
         f"checksums verified: {target}"
     )
     for name in plan.skipped_files:

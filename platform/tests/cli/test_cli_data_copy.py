@@ -57,7 +57,7 @@ def test_no_image_is_the_default_since_none_is_public(cli: CliHarness, monkeypat
 
 def test_there_and_back(cli: CliHarness, claim: Path) -> None:
     assert cli.edl("data", "cp", "mnist", "files:/data") == 0
-    assert not missing_keys(cli.out, "2 files", "900,003 bytes", "files:/data")
+    assert not missing_keys(cli.out, "2 files", "879 KiB", "files:/data")
     assert tree(claim / "data") == tree(Path("mnist"))
     assert cli.edl("data", "cp", "files:/data", "back") == 0
     assert tree(Path("back")) == tree(Path("mnist"))
