@@ -15,6 +15,7 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 LOOP_TURNS = 10_000_000
@@ -23,8 +24,6 @@ REFERENCE_SECONDS = 0.41
 COMMAND = (sys.executable, "-m", "edl.cli.app", "list", "--help")
 REFERENCE_COMMAND_SECONDS = 0.44
 """Of processor time for the command, as docs/design/0009 has it of a development machine."""
-
-
 MEASURE_AFTER_SECONDS, COUNT_FOR_SECONDS = 60.0, 300.0
 """A measurement is repeated after the first of these, and counts for the second: a scenario takes minutes."""
 
@@ -33,26 +32,33 @@ MEASURE_AFTER_SECONDS, COUNT_FOR_SECONDS = 60.0, 300.0
 class MachineSpeed:
     """What was measured lately.
 
-    Attributes:
-        measured: when, and how many times as much processor time this machine took.
+    Args:
+        measure: how many times as much processor time this machine takes.
+        clock: seconds.
     """
 
-    measured: list[tuple[float, float]] = field(default_factory=list)
+    measure: Callable[[], float]
+    clock: Callable[[], float] = time.monotonic
+    _measured: list[tuple[float, float]] = field(default_factory=list, init=False)
 
     def slowness(self) -> float:
         """The worst ratio of the last minutes; at least 1.
 
         Time in which other processes had the processor is not part of it.
         """
-        now = time.monotonic()
-        if not self.measured or now - self.measured[-1][0] >= MEASURE_AFTER_SECONDS:
-            loop, command = _loop_seconds() / REFERENCE_SECONDS, _command_seconds() / REFERENCE_COMMAND_SECONDS
-            self.measured.append((now, max(1.0, loop, command)))
-        self.measured = [(at, ratio) for at, ratio in self.measured if now - at < COUNT_FOR_SECONDS]
-        return max(ratio for _, ratio in self.measured)
+        now = self.clock()
+        if not self._measured or now - self._measured[-1][0] >= MEASURE_AFTER_SECONDS:
+            self._measured.append((now, max(1.0, self.measure())))
+        self._measured = [(at, ratio) for at, ratio in self._measured if now - at < COUNT_FOR_SECONDS]
+        return max(ratio for _, ratio in self._measured)
 
 
-_machine = MachineSpeed()
+def measure_slowness() -> float:
+    """How many times as much processor time this machine takes now as the one for which the limits were set."""
+    return max(_loop_seconds() / REFERENCE_SECONDS, _command_seconds() / REFERENCE_COMMAND_SECONDS)
+
+
+_machine = MachineSpeed(measure_slowness)
 
 
 def slowness() -> float:
