@@ -29,6 +29,7 @@ from edl.collective.communicator import Communicator
 from edl.collective.neighbours import connect_neighbours
 from edl.collective.round_errors import RoundBrokenError
 from edl.collective.round_frames import JoinRequest
+from edl.transport import bulk_server
 from edl.transport.bulk_client import BulkClient
 from edl.transport.bulk_connection import (
     FRAME_MAGIC,
@@ -211,14 +212,16 @@ def test_a_neighbour_that_refuses_the_token_cannot_be_reached(listener: Collecti
 
 
 def test_a_neighbour_that_comes_to_the_address_of_another_jobs_pod_is_reached(
-    listener: CollectiveListener, tmp_path: Path
+    listener: CollectiveListener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address = f"unix:{tmp_path}/reused"
     other, members = CollectiveListener(address, "another"), [listener.address, address]
+    is_refused = threading.Event()
+    monkeypatch.setattr(bulk_server.log, "warning", lambda *_: is_refused.set())
     other.start()
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(Communicator.connect, listener, ROUND, 0, members, timeout=BOUND)
-        time.sleep(0.2)
+        assert is_refused.wait(BOUND)
         other.stop()
         with CollectiveListener(address, TOKEN) as neighbour:
             second = threads.submit(Communicator.connect, neighbour, ROUND, 1, members, timeout=BOUND)
