@@ -133,11 +133,11 @@ def test_every_pod_that_was_seen_ends_once_and_stays_ended(script: list[Stretch]
 
 def pauses(script: list[Stretch], lasts: float) -> int:
     """How often a watch pauses that ends again and again after so many seconds."""
-    made = 0
+    pause_count = 0
 
     def chance() -> float:
-        nonlocal made
-        made += 1
+        nonlocal pause_count
+        pause_count += 1
         return 0.0
 
     clock = itertools.count()  # every look at it is one watch later
@@ -145,7 +145,7 @@ def pauses(script: list[Stretch], lasts: float) -> int:
     settings = WatchSettings(backoff=ExponentialBackoff(0, 0), jitter=chance, clock=lambda: next(clock) * lasts)
     api.watching = PodWatch(cast(KubeClient, api), "team", "", PodCache(JOB_UID), settings)
     assert list(api.watching.watch_pods())
-    return made
+    return pause_count
 
 
 def test_watch_that_ends_after_its_time_is_no_trouble_but_one_that_ends_at_once_is() -> None:
