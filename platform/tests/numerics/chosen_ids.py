@@ -27,11 +27,11 @@ def _unshifted(x: np.ndarray, bits: int) -> np.ndarray:
 
 def alike_in_a_product(count: int, salt: int) -> Ids:
     """Distinct ids that all belong in one 64th of the places that a ``UniqueIdFinder`` with this salt uses."""
-    random, found = np.random.default_rng(3), []
-    while sum(map(len, found)) < count:
+    random, chosen = np.random.default_rng(3), []
+    while sum(map(len, chosen)) < count:
         ids = random.integers(0, 1 << 63, 1 << 20).astype(np.uint64)
-        found.append(ids[_folded_product(ids ^ np.uint64(salt)) >> np.uint64(58) == 0])
-    return np.unique(np.concatenate(found).astype(np.int64))[:count]
+        chosen.append(ids[_folded_product(ids ^ np.uint64(salt)) >> np.uint64(58) == 0])
+    return np.unique(np.concatenate(chosen).astype(np.int64))[:count]
 
 
 def _folded_product(x: np.ndarray) -> np.ndarray:

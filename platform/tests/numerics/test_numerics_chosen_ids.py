@@ -44,8 +44,8 @@ def hashes(count: int, leading: int, low: int) -> np.ndarray:
     """Distinct ones: the first ``leading`` bits and the first ``low`` bits of the lower half are 0, others random."""
     random = np.random.default_rng(leading * 64 + low)
     free = ~np.uint64((((1 << leading) - 1) << (64 - leading)) | (((1 << low) - 1) << (32 - low)))
-    found = random.integers(0, 1 << 64, 2 * count, dtype=np.uint64) & free
-    return random.permutation(np.unique(found))[:count]
+    drawn = random.integers(0, 1 << 64, 2 * count, dtype=np.uint64) & free
+    return random.permutation(np.unique(drawn))[:count]
 
 
 def test_the_inverse_of_the_hash_is_one():
@@ -59,12 +59,12 @@ def test_the_inverse_of_the_hash_is_one():
 )
 def test_ids_that_all_fall_into_one_part_of_the_index_are_stored(count: int, leading: int, low: int):
     ids = with_hashes(hashes(count, leading, low), SALT)
-    made, ordinary = table(), table(salt=7)
-    for each in (made, ordinary):
+    crowded, ordinary = table(), table(salt=7)
+    for each in (crowded, ordinary):
         for part in np.array_split(ids, 7):
             push(each, part)
-    holds(made, ids)
-    assert made.memory_usage.index < 3 * ordinary.memory_usage.index + 2**20
+    holds(crowded, ids)
+    assert crowded.memory_usage.index < 3 * ordinary.memory_usage.index + 2**20
 
 
 @settings(deadline=None, max_examples=examples(15), suppress_health_check=[HealthCheck.too_slow])
@@ -77,20 +77,20 @@ def test_any_mixture_of_chosen_ids_and_others_is_what_numpy_holds(data: st.DataO
         table(salt=data.draw(st.integers(0, 2**64 - 1)), retention=retention),
         NumpyTable(SHAPE, OPTIMIZERS[0].slot_starts, make_rule(OPTIMIZERS[0], 0.0), retention),
     ]
-    held, snapshots = [np.zeros(0, np.int64)], []
+    recent_ids, snapshots = [np.zeros(0, np.int64)], []
     for step in range(1, 6):
         count, leading, low = (data.draw(st.integers(0, most)) for most in (22_000, 44, 20))
         ids = with_hashes(hashes(max(count, 1), leading, low), SALT)
-        for made in tables:
-            push(made, ids, step)
-        held = [*held[-3:], ids]
+        for each in tables:
+            push(each, ids, step)
+        recent_ids = [*recent_ids[-3:], ids]
         if step == 3:
-            snapshots = [made.take_snapshot() for made in tables[:2]]
+            snapshots = [each.take_snapshot() for each in tables[:2]]
             expected = tables[2].take_snapshot()
-            frozen_ids = np.concatenate(held)
+            frozen_ids = np.concatenate(recent_ids)
             frozen = tables[2].read(frozen_ids)
-    every = np.concatenate(held)
-    first, second, numpys = (made.read(every) for made in tables)
+    every = np.concatenate(recent_ids)
+    first, second, numpys = (each.read(every) for each in tables)
     np.testing.assert_array_equal(first, numpys)
     np.testing.assert_array_equal(second, numpys)
     wholes = [snapshot.read_all() for snapshot in snapshots]
@@ -105,21 +105,21 @@ def test_equal_ids_are_found_among_those_that_crowd():
     """Without another salt each would be compared with most of those before it."""
     ids = alike_in_a_product(40_000, SALT)
     batch = np.concatenate([ids, ids[::-1]])
-    found, positions = NativeUniqueFinder(SALT)(batch)
-    np.testing.assert_array_equal(found, ids)
-    np.testing.assert_array_equal(found[positions], batch)
-    made = table()
-    push(made, ids)
-    holds(made, ids)
+    distinct, positions = NativeUniqueFinder(SALT)(batch)
+    np.testing.assert_array_equal(distinct, ids)
+    np.testing.assert_array_equal(distinct[positions], batch)
+    crowded = table()
+    push(crowded, ids)
+    holds(crowded, ids)
 
 
 def test_dropped_ids_that_crowd_in_a_snapshot_are_found():
     ids = with_hashes(hashes(20_000, 0, 0) & ~np.uint64(0xFFFFFFFF), SALT)
-    made = table(retention=RowRetention(evict_after_steps=1))
-    push(made, ids, 1)
-    snapshot = made.take_snapshot()
-    push(made, ids[:1], 9)
-    assert len(made) == 1
+    crowded = table(retention=RowRetention(evict_after_steps=1))
+    push(crowded, ids, 1)
+    snapshot = crowded.take_snapshot()
+    push(crowded, ids[:1], 9)
+    assert len(crowded) == 1
     np.testing.assert_array_equal(snapshot.read(ids, SHAPE), initial(SHAPE, ids) - np.float32(1))
 
 
@@ -128,8 +128,8 @@ def test_each_table_draws_a_salt_of_its_own():
     ids = with_hashes(hashes(60_000, 40, 20), SALT)
     sizes = []
     for _ in range(2):
-        made = NativeTable(SHAPE, OPTIMIZERS[0])
-        push(made, ids)
-        holds(made, ids)
-        sizes.append(made.memory_usage.index)
+        new_table = NativeTable(SHAPE, OPTIMIZERS[0])
+        push(new_table, ids)
+        holds(new_table, ids)
+        sizes.append(new_table.memory_usage.index)
     assert max(sizes) < 20 * len(ids) + 2**20

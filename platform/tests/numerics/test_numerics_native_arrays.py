@@ -53,8 +53,8 @@ def odd_arrays(draw: st.DrawFn) -> Any:
         case "broadcast":
             array = np.broadcast_to(np.zeros((), dtype), shape)
         case "unaligned" if dtype != "O":
-            one = np.dtype(dtype).itemsize
-            array = np.zeros(1 + one * int(np.prod(shape)), np.uint8)[1:].view(dtype).reshape(shape)
+            item_size = np.dtype(dtype).itemsize
+            array = np.zeros(1 + item_size * int(np.prod(shape)), np.uint8)[1:].view(dtype).reshape(shape)
         case "swapped" if dtype != "O":
             array = np.zeros(shape, np.dtype(dtype).newbyteorder())
         case _:
@@ -76,9 +76,9 @@ slots = rows
 
 def table() -> Any:
     """Of five rows."""
-    made = NativeTable(declared(dim=DIM), OptimizerSpec("adagrad"))
-    made.apply_gradients(np.arange(5), np.ones((5, DIM), np.float32), 0.5, 1)
-    return made
+    filled = NativeTable(declared(dim=DIM), OptimizerSpec("adagrad"))
+    filled.apply_gradients(np.arange(5), np.ones((5, DIM), np.float32), 0.5, 1)
+    return filled
 
 
 def assert_usable(made: Any) -> None:
@@ -93,29 +93,29 @@ def assert_usable(made: Any) -> None:
 @MANY
 @given(st.sampled_from(["read", "apply", "load"]), ids, rows, slots)
 def test_a_table_takes_arrays_that_fit_and_refuses_others(what: str, ids_: Any, rows_: Any, slots_: Any) -> None:
-    made = table()
+    filled = table()
     call = {
-        "read": lambda: made.read_into(ids_, rows_),
-        "apply": lambda: made.apply_gradients(ids_, rows_, 0.1, 2),
-        "load": lambda: made.load(RowArrays(ids_, rows_, {"accumulator": slots_})),
+        "read": lambda: filled.read_into(ids_, rows_),
+        "apply": lambda: filled.apply_gradients(ids_, rows_, 0.1, 2),
+        "load": lambda: filled.load(RowArrays(ids_, rows_, {"accumulator": slots_})),
     }[what]
     try:
         call()
     except REFUSALS:
-        assert len(made) == 5, f"{what} refused, and changed the table"
-    assert_usable(made)
+        assert len(filled) == 5, f"{what} refused, and changed the table"
+    assert_usable(filled)
 
 
 @MANY
 @given(ids, st.one_of(st.integers(-3, 12), st.integers(-(2**70), 2**70)), st.integers(-1, 2**70))
 def test_a_snapshot_takes_what_fits_and_refuses_the_rest(ids_: Any, start: int, limit: int) -> None:
-    made = table()
-    frozen = made.take_snapshot()
+    filled = table()
+    frozen = filled.take_snapshot()
     with suppress(*REFUSALS):
         frozen.read(ids_, declared(dim=DIM))
     with suppress(*REFUSALS):
         assert len(frozen.scan(start, limit).ids) <= 5
-    assert_usable(made)
+    assert_usable(filled)
     assert sorted(frozen.read_all().ids.tolist()) == list(range(5))
 
 
@@ -171,11 +171,11 @@ def test_a_slab_takes_arrays_that_fit_and_refuses_others(values: Any, slot: Any,
 
 
 def test_an_array_that_is_not_aligned_is_refused() -> None:
-    made = table()
+    filled = table()
     ids_ = np.zeros(1 + 8 * COUNT, np.uint8)[1:].view(np.int64)
     rows_ = np.zeros(1 + 4 * COUNT * DIM, np.uint8)[1:].view(np.float32).reshape(COUNT, DIM)
     with pytest.raises(ValueError, match="not aligned"):
-        made.read(ids_)
+        filled.read(ids_)
     with pytest.raises(ValueError, match="not aligned"):
-        made.apply_gradients(np.arange(COUNT), rows_, 0.5, 2)
-    assert_usable(made)
+        filled.apply_gradients(np.arange(COUNT), rows_, 0.5, 2)
+    assert_usable(filled)

@@ -124,9 +124,9 @@ def test_a_minibatch_is_what_the_parser_of_a_graph_makes_of_each_image(
     parse_minibatch = make_minibatch_parser(schema, {}, classes, mode)
     parse = make_image_parser(schema, {}, classes, mode)
     assert parse_minibatch is not None
-    made = parse_minibatch(records)
+    minibatch = parse_minibatch(records)
     expected = [parse({name: tf.constant(value) for name, value in record.items()}) for record in records]
-    features = made if mode == "prediction" else made[0]
+    features = minibatch if mode == "prediction" else minibatch[0]
     np.testing.assert_array_equal(features, np.stack([image for image, _ in expected]))
     if mode == "training":
-        np.testing.assert_array_equal(made[1], np.stack([label for _, label in expected]))
+        np.testing.assert_array_equal(minibatch[1], np.stack([label for _, label in expected]))

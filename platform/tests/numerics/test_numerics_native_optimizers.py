@@ -72,10 +72,10 @@ def test_two_hundred_steps_have_the_bits_of_numpy(spec, dim):
             table.apply_gradients(ids, gradients, 0.03 / step if step != 7 else 0.0, step)
     expected = numpy.take_snapshot().read_all()
     for table in tables[:-1]:
-        found = table.take_snapshot().read_all()
-        in_order = expected.select_rows(expected.find_positions(found.ids))
-        same_bits(found.values, in_order.values)
-        for name, slot in found.slots.items():
+        native_rows = table.take_snapshot().read_all()
+        in_order = expected.select_rows(expected.find_positions(native_rows.ids))
+        same_bits(native_rows.values, in_order.values)
+        for name, slot in native_rows.slots.items():
             same_bits(slot, in_order.slots[name])
 
 
@@ -124,7 +124,7 @@ def test_dense_parameters_have_the_bits_of_numpy_however_many_they_are(spec, siz
     random = np.random.default_rng(9)
     declaration = ModelDeclaration((VariableSpec("w", (size,)), VariableSpec("mean", (3,), True)), (), spec, "model")
     numpy, native = (
-        FlatParameters(declaration, np.ones(size + 3, np.float32), made) for made in (make_rule, make_flat_rule)
+        FlatParameters(declaration, np.ones(size + 3, np.float32), make) for make in (make_rule, make_flat_rule)
     )
     for step in range(1, 21):
         gradient = random.standard_normal(size + 3).astype(np.float32)
@@ -141,7 +141,7 @@ def test_a_group_lasso_finds_the_rows_of_dense_embeddings():
     shapes = (VariableSpec("emb/embeddings", (40, 4)), VariableSpec("w", (9,)))
     declaration = ModelDeclaration(shapes, (), spec, "model")
     numpy, native = (
-        FlatParameters(declaration, np.ones(169, np.float32), made) for made in (make_rule, make_flat_rule)
+        FlatParameters(declaration, np.ones(169, np.float32), make) for make in (make_rule, make_flat_rule)
     )
     gradient = np.random.default_rng(10).standard_normal(169).astype(np.float32)
     for slab in (numpy, native):
@@ -183,7 +183,7 @@ def test_initial_values_have_the_bits_of_numpy(initializer, dim):
 
 def test_weight_decay_spares_the_tables_that_the_optimizer_names():
     spec = OptimizerSpec("rmsprop", {"weight_decay": 0.5}, (TABLE.name,))
-    spared, plain = (NativeTable(TABLE, one) for one in (spec, OptimizerSpec("rmsprop")))
+    spared, plain = (NativeTable(TABLE, optimizer) for optimizer in (spec, OptimizerSpec("rmsprop")))
     for table in (spared, plain):
         table.apply_gradients(np.arange(ROWS), np.ones((ROWS, DIM), np.float32), 0.1, 1)
     same_bits(spared.read(np.arange(ROWS)), plain.read(np.arange(ROWS)))

@@ -72,9 +72,9 @@ def test_arrays_and_payloads_that_do_not_fit_are_refused() -> None:
 @given(RECORDS)
 def test_a_payload_is_divided_where_its_lengths_say(records: list[bytes]) -> None:
     payload, ends = packed(records)
-    found = array("Q")
-    found.frombytes(_records.record_ends(payload, len(records)))
-    assert found.tolist() == ends
+    record_ends = array("Q")
+    record_ends.frombytes(_records.record_ends(payload, len(records)))
+    assert record_ends.tolist() == ends
 
 
 @given(RECORDS, st.integers(-3, 3), st.integers(-2, 2))
@@ -82,12 +82,12 @@ def test_lengths_that_do_not_add_up_are_found(records: list[bytes], more: int, c
     payload, _ = packed(records)
     damaged = payload[: max(0, len(payload) + more)] + bytes(max(0, more))
     wanted = max(0, len(records) + count)
-    found = _records.record_ends(damaged, wanted)
+    record_ends = _records.record_ends(damaged, wanted)
     walked, position = 0, 0
     while walked < wanted and position + 4 <= len(damaged):
         position += 4 + int.from_bytes(damaged[position : position + 4], "little")
         walked += 1
-    assert (found is not None) == (walked == wanted and position == len(damaged))
+    assert (record_ends is not None) == (walked == wanted and position == len(damaged))
 
 
 @pytest.mark.parametrize("count", [1, 1 << 40, (1 << 63) - 1])
@@ -100,8 +100,8 @@ def test_no_memory_is_taken_for_more_records_than_a_payload_can_hold(count: int)
 def test_positions_are_permuted_as_python_does(count: int, data: st.DataObject, key: int) -> None:
     first = data.draw(st.integers(0, count))
     last = data.draw(st.integers(first, min(count, first + 20)))
-    found = np.frombuffer(_records.permuted_range(first, last, count, key), np.int64).tolist()
-    assert found == [permute_index(index, count, key) for index in range(first, last)]
+    permuted = np.frombuffer(_records.permuted_range(first, last, count, key), np.int64).tolist()
+    assert permuted == [permute_index(index, count, key) for index in range(first, last)]
 
 
 @pytest.mark.parametrize(("first", "last", "count"), [(1, 0, 1), (0, 2, 1), (0, 1, 1 + (1 << 62))])

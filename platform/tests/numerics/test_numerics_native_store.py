@@ -43,14 +43,14 @@ def test_fifty_pushes_leave_the_bits_of_the_numpy_store(optimizer):
 def test_a_snapshot_of_one_store_goes_on_in_the_other(before, after):
     declared = ModelDeclaration(DENSE, (TABLE, WIDE), OptimizerSpec("adagrad"), "model")
     random = np.random.default_rng(6)
-    one = StoreFactory(before).make_store(declared, np.ones(4, np.float32))
-    one.apply_gradients(draw_gradients(declared, random), 1)
-    other = StoreFactory(after).restore_store(one.take_snapshot())
-    assert type(other) is not type(one)
+    original = StoreFactory(before).make_store(declared, np.ones(4, np.float32))
+    original.apply_gradients(draw_gradients(declared, random), 1)
+    other = StoreFactory(after).restore_store(original.take_snapshot())
+    assert type(other) is not type(original)
     push = draw_gradients(declared, random)
-    for store in (one, other):
+    for store in (original, other):
         store.apply_gradients(push, 2)
-    assert_same(one, other)
+    assert_same(original, other)
 
 
 def test_the_native_store_is_taken_where_it_can_be():

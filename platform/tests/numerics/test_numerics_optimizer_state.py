@@ -56,7 +56,7 @@ def trained(spec: OptimizerSpec, *steps: int, held: NumpyParameterStore | None =
 
 
 def assert_same(one: NumpyParameterStore, other: NumpyParameterStore) -> None:
-    mine, theirs = (shard_arrays(CutSnapshot(1, held.take_snapshot(), 1, {}))[0] for held in (one, other))
+    mine, theirs = (shard_arrays(CutSnapshot(1, each.take_snapshot(), 1, {}))[0] for each in (one, other))
     assert mine.keys() == theirs.keys()
     for name, array in mine.items():
         np.testing.assert_array_equal(array, theirs[name], err_msg=name)
@@ -111,8 +111,8 @@ def test_a_rule_on_many_values_is_the_rule_on_each_part(spec, step, seed):
     for row in rng.permutation(6):
         value, *slot = (array[row : row + 1] for array in parts[1])
         apply(value, slot, ParameterUpdate(gradient[row : row + 1], 0.1, step), ScratchArrays.allocate_like(value))
-    for whole, by_row in zip(*parts, strict=True):  # powers may differ in the last bit with the length of an array
-        np.testing.assert_allclose(whole, by_row, rtol=1e-5, atol=1e-6)
+    for at_once, by_row in zip(*parts, strict=True):  # powers may differ in the last bit with the length of an array
+        np.testing.assert_allclose(at_once, by_row, rtol=1e-5, atol=1e-6)
 
 
 @PATIENT
@@ -123,12 +123,14 @@ def test_updates_of_disjoint_rows_commute(spec, ids, data):
     cut = data.draw(st.integers(1, len(order) - 1))
     pushes = [np.array(part, np.int64) for part in (order[:cut], order[cut:])]
     stores = [trained(spec, 1, 2) for _ in range(2)]
-    for held, turn in zip(stores, (pushes, pushes[::-1]), strict=True):
+    for updated, turn in zip(stores, (pushes, pushes[::-1]), strict=True):
         for rows in turn:
             values = np.sin(np.outer(rows + 1, np.arange(1, 4))).astype(np.float32)
-            held.apply_gradients(PushGradients(np.zeros(11, np.float32), {"emb": RowBatch(rows, values)}, 0.1, 0.0), 3)
-    asked = np.arange(TABLE.rows)
-    np.testing.assert_array_equal(*(held.read_rows("emb", asked) for held in stores))
+            updated.apply_gradients(
+                PushGradients(np.zeros(11, np.float32), {"emb": RowBatch(rows, values)}, 0.1, 0.0), 3
+            )
+    row_ids = np.arange(TABLE.rows)
+    np.testing.assert_array_equal(*(updated.read_rows("emb", row_ids) for updated in stores))
 
 
 @PATIENT

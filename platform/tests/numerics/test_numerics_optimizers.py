@@ -36,8 +36,8 @@ def rng() -> np.random.Generator:
 @pytest.mark.first_cases(5)
 def test_dense_variables_and_rows_move_as_in_keras(spec, rng):
     problem = DenseProblem(spec, rng)
-    for found, expected in zip(problem.on_the_ps(), problem.in_keras(), strict=True):
-        close(found, expected)
+    for moved, expected in zip(problem.on_the_ps(), problem.in_keras(), strict=True):
+        close(moved, expected)
 
 
 @pytest.mark.tensorflow
@@ -45,8 +45,8 @@ def test_variables_that_are_excluded_from_weight_decay_are_left_alone(rng):
     spec = OptimizerSpec("adam", {"weight_decay": 0.1}, ("dense/bias", "small/embeddings", TABLE.name))
     problem = DenseProblem(spec, rng)
     kernel, bias, embedding, gain, rows = problem.on_the_ps()
-    for found, expected in zip((kernel, bias, embedding, gain, rows), problem.in_keras(), strict=True):
-        close(found, expected)
+    for moved, expected in zip((kernel, bias, embedding, gain, rows), problem.in_keras(), strict=True):
+        close(moved, expected)
     problem.declared = replace(problem.declared, optimizer=OptimizerSpec("adam"))
     undecayed = problem.on_the_ps()
     np.testing.assert_array_equal(bias, undecayed[1])

@@ -59,12 +59,12 @@ class TablePair:
 
     def check(self) -> None:
         """Both hold the same rows, with their slot variables."""
-        found, expected = (table.take_snapshot().read_all() for table in self._both())
-        order, wanted = np.argsort(found.ids), np.argsort(expected.ids)
-        np.testing.assert_array_equal(found.ids[order], expected.ids[wanted])
-        np.testing.assert_array_equal(found.values[order], expected.values[wanted])
+        rows, expected = (table.take_snapshot().read_all() for table in self._both())
+        order, wanted = np.argsort(rows.ids), np.argsort(expected.ids)
+        np.testing.assert_array_equal(rows.ids[order], expected.ids[wanted])
+        np.testing.assert_array_equal(rows.values[order], expected.values[wanted])
         for name, slot in expected.slots.items():
-            np.testing.assert_array_equal(found.slots[name][order], slot[wanted])
+            np.testing.assert_array_equal(rows.slots[name][order], slot[wanted])
 
     def _both(self) -> tuple[EmbeddingTable, EmbeddingTable]:
         return self._native, self._numpy

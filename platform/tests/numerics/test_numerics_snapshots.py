@@ -112,8 +112,8 @@ def test_rows_that_the_only_reader_has_passed_are_not_kept(monkeypatch):
     for pieces in reading:
         assert sum(len(next(pieces)) for _ in range(10)) == 1000
     push(table, np.arange(2000), 2)
-    kept = (1000 + 2000) * (ROW_BYTES + 4)
-    assert kept <= table.memory_usage.snapshots <= kept + 2 * SLACK
+    kept_bytes = (1000 + 2000) * (ROW_BYTES + 4)
+    assert kept_bytes <= table.memory_usage.snapshots <= kept_bytes + 2 * SLACK
     for pieces in reading:
         np.testing.assert_array_equal(np.concatenate([piece.values.copy() for piece in pieces]), copy.values[1000:])
     np.testing.assert_array_equal(shared.read_all().values, copy.values)
@@ -158,10 +158,10 @@ def test_a_shard_is_written_in_pieces_while_pushes_go_on_and_the_snapshot_goes_w
     for name, values in expected.items():
         np.testing.assert_array_equal(arrays[name], values)
     rows = cut.snapshot.tables[SHAPE.name]
-    whole = rows.read_all()  # not of pieces, which share their memory
-    np.testing.assert_array_equal(arrays[f"rows/{SHAPE.name}/ids"], whole.ids)
-    np.testing.assert_array_equal(arrays[f"rows/{SHAPE.name}/values"], whole.values)
-    np.testing.assert_array_equal(arrays[f"rows/{SHAPE.name}/slot/accumulator"], whole.slots["accumulator"])
+    all_rows = rows.read_all()  # not of pieces, which share their memory
+    np.testing.assert_array_equal(arrays[f"rows/{SHAPE.name}/ids"], all_rows.ids)
+    np.testing.assert_array_equal(arrays[f"rows/{SHAPE.name}/values"], all_rows.values)
+    np.testing.assert_array_equal(arrays[f"rows/{SHAPE.name}/slot/accumulator"], all_rows.slots["accumulator"])
     assert len(rows.read_all()) == 900
     cut.snapshot.release()
     with pytest.raises(PinError):

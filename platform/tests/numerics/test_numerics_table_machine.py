@@ -82,8 +82,8 @@ class DictionaryTable:
 
 def values_of(rows: dict[int, Row], ids: Ids) -> Floats:
     """What reading these ids must give."""
-    found = [rows[row][0] if row in rows else initial(SHAPE, array([row])) for row in ids.tolist()]
-    return np.concatenate([np.empty((0, DIM), np.float32), *found])
+    values = [rows[row][0] if row in rows else initial(SHAPE, array([row])) for row in ids.tolist()]
+    return np.concatenate([np.empty((0, DIM), np.float32), *values])
 
 
 def check_rows(found: RowArrays, expected: dict[int, Row]) -> None:
@@ -148,9 +148,9 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule(start=st.integers(0, MANY), limit=st.integers(0, 50))
     def scan_some(self, start: int, limit: int) -> None:
-        found = self._table.scan(start, limit)
-        assert len(found.ids) == min(limit, max(0, len(self._model.rows) - start))
-        np.testing.assert_array_equal(found.values, values_of(self._model.rows, found.ids))
+        scanned = self._table.scan(start, limit)
+        assert len(scanned.ids) == min(limit, max(0, len(self._model.rows) - start))
+        np.testing.assert_array_equal(scanned.values, values_of(self._model.rows, scanned.ids))
 
     @precondition(lambda self: len(self._frozen) < KEPT)
     @rule()
@@ -201,10 +201,10 @@ class TableMachine(RuleBasedStateMachine):
 def table(
     kind: Callable[[TableSpec, OptimizerSpec], EmbeddingTable], spec: OptimizerSpec, rows: RowArrays | None
 ) -> EmbeddingTable:
-    made = kind(SHAPE, spec)
+    new_table = kind(SHAPE, spec)
     if rows is not None:
-        made.load(rows)
-    return made
+        new_table.load(rows)
+    return new_table
 
 
 class TableOfStore:

@@ -35,18 +35,18 @@ def test_every_int64_is_an_id_of_its_own(pushes: list[list[int]]) -> None:
         table.apply_gradients(array(ids), np.ones((len(ids), 3), np.float32), 1.0, step)
         for row in ids:
             expected[row] = expected.get(row, 0) - 1
-    found = table.take_snapshot()
-    assert dict(zip(found.ids.tolist(), found.values[:, 0].tolist(), strict=True)) == expected
-    asked = array(EXTREMES)
-    np.testing.assert_array_equal(table.read(asked)[:, 0], [expected.get(row, 0) for row in EXTREMES])
+    snapshot = table.take_snapshot()
+    assert dict(zip(snapshot.ids.tolist(), snapshot.values[:, 0].tolist(), strict=True)) == expected
+    extreme_ids = array(EXTREMES)
+    np.testing.assert_array_equal(table.read(extreme_ids)[:, 0], [expected.get(row, 0) for row in EXTREMES])
 
 
 def test_requests_for_any_id_are_taken_where_there_is_no_bound() -> None:
     ids = array(EXTREMES)
-    asked = [pb.TableRows(name="emb", count=len(ids))]
-    np.testing.assert_array_equal(bulk_handler.parse_row_ids(model(0), asked, ids.data.cast("B"))["emb"], ids)
+    table_rows = [pb.TableRows(name="emb", count=len(ids))]
+    np.testing.assert_array_equal(bulk_handler.parse_row_ids(model(0), table_rows, ids.data.cast("B"))["emb"], ids)
     with pytest.raises(PeerRefusedError, match=r"'emb'.* 0 to 7"):
-        bulk_handler.parse_row_ids(model(8), asked, ids.data.cast("B"))
+        bulk_handler.parse_row_ids(model(8), table_rows, ids.data.cast("B"))
 
 
 @pytest.mark.parametrize("rows", [-1, MAX_TABLE_ROWS + 1])

@@ -26,10 +26,10 @@ class TestNumpyDistinct(DistinctContract):
 
 @given(IDS, st.randoms(use_true_random=False))
 def test_positions_follow_ids_that_are_given_in_another_order(ids: Any, random: Any) -> None:
-    found = UniqueIdFinder().find(ids)
-    other = np.array(random.sample(found.tolist(), len(found)), np.int64)
-    np.testing.assert_array_equal(other[positions_in(other, found)], ids)
-    assert positions_in(found, found) is found.positions
+    distinct = UniqueIdFinder().find(ids)
+    other = np.array(random.sample(distinct.tolist(), len(distinct)), np.int64)
+    np.testing.assert_array_equal(other[positions_in(other, distinct)], ids)
+    assert positions_in(distinct, distinct) is distinct.positions
 
 
 def test_ids_that_always_meet_in_the_hash_table_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:

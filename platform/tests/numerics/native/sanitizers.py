@@ -110,15 +110,17 @@ def compiled(sanitizer: SanitizerBuild, *, extension: bool) -> bool:
     # constants of one name.
     options += ["-DCMAKE_UNITY_BUILD=ON", "-DCMAKE_UNITY_BUILD_BATCH_SIZE=5"]
     here = [f"-DPython_EXECUTABLE={sys.executable}", "--log-level=NOTICE"]
-    said = _run("cmake", "-G", "Ninja", "-S", SOURCES, "-B", sanitizer.build, *options, *here, environment=environment)
+    output = _run(
+        "cmake", "-G", "Ninja", "-S", SOURCES, "-B", sanitizer.build, *options, *here, environment=environment
+    )
     print(f"Compiling with -fsanitize={sanitizer.flags}:", flush=True)
     done = subprocess.run(["cmake", "--build", sanitizer.build], env=environment)  # shows its progress
     if done.returncode:
         raise SystemExit(done.returncode)
-    there = all(sanitizer.program(name).exists() for name in PROGRAMS)
-    if not there:
-        print(said)
-    return there
+    are_built = all(sanitizer.program(name).exists() for name in PROGRAMS)
+    if not are_built:
+        print(output)
+    return are_built
 
 
 def program(sanitizer: SanitizerBuild, name: str, seeds: int) -> SanitizerRun:
@@ -154,10 +156,10 @@ def tests(sanitizer: SanitizerBuild) -> SanitizerRun:
         *sanitizer.tests,
     ]
     folders = [ROOT / "platform/tests" / folder for folder in ("numerics", "collective")]
-    said = _run(*words, *folders, environment=environment)
-    passed = re.search(r"(\d+) passed", said)
+    output = _run(*words, *folders, environment=environment)
+    passed = re.search(r"(\d+) passed", output)
     if passed is None:
-        raise SystemExit(f"no test ran under {sanitizer.flags}:\n{said}")
+        raise SystemExit(f"no test ran under {sanitizer.flags}:\n{output}")
     return SanitizerRun(sanitizer.flags, "tests of Python", int(passed[1]), round(time.monotonic() - began, 1))
 
 
@@ -198,9 +200,9 @@ def main() -> None:
 
 def _compiler(sanitizer: SanitizerBuild) -> str:
     cache = (sanitizer.build / "CMakeCache.txt").read_text(encoding="utf-8")
-    found = re.search(r"^CMAKE_CXX_COMPILER:\w+=(.+)$", cache, re.MULTILINE)
-    assert found
-    return found[1]
+    match = re.search(r"^CMAKE_CXX_COMPILER:\w+=(.+)$", cache, re.MULTILINE)
+    assert match
+    return match[1]
 
 
 def _printed(*words: str) -> str:
