@@ -17,13 +17,15 @@ QUIET = "ignore:__array__ implementation doesn't accept a copy:DeprecationWarnin
 
 def checkpoint_arrays(folder: Path) -> dict[str, Any]:
     """Every array of a checkpoint by name, of all parameter servers."""
-    found: dict[str, Any] = {}
+    parts_by_name: dict[str, Any] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="np") as file:
             for name in file.keys():  # noqa: SIM118  not a mapping
-                parts = found.setdefault(name, [])
+                parts = parts_by_name.setdefault(name, [])
                 parts.append(file.get_tensor(name))
-    return {name: np.concatenate(parts) if name.startswith("rows/") else parts[0] for name, parts in found.items()}
+    return {
+        name: np.concatenate(parts) if name.startswith("rows/") else parts[0] for name, parts in parts_by_name.items()
+    }
 
 
 def assign(model: Any, arrays: dict[str, Any]) -> Any:
@@ -41,8 +43,8 @@ def keras_metrics(model: Any, images: Any, labels: Any) -> dict[str, float]:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     metrics = [keras.metrics.SparseCategoricalAccuracy(name="accuracy")]
     model.compile(loss=loss, metrics=metrics, run_eagerly=True)  # one step, which is not worth a trace
-    found = model.evaluate(images, labels, batch_size=len(labels), verbose=0, return_dict=True)
-    return {name: float(value) for name, value in found.items()}
+    results = model.evaluate(images, labels, batch_size=len(labels), verbose=0, return_dict=True)
+    return {name: float(value) for name, value in results.items()}
 
 
 def without_edl(code: str, *arguments: Any, cwd: Path) -> None:

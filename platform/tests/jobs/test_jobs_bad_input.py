@@ -202,9 +202,9 @@ def job(
 def run(job_folder: JobFolder) -> JobOutput:
     with job_folder.run() as process:
         code = process.wait(150)
-        said = process.errors.strip().replace(str(job_folder.folder), "FOLDER")
-        assert not re.search(r'File "[^"]*/edl/', said), "no frame of EDL is shown"
-        return JobOutput(job_folder.folder, code, re.sub(r"0x[0-9a-f]+", "0x…", said), process.lines)
+        errors = process.errors.strip().replace(str(job_folder.folder), "FOLDER")
+        assert not re.search(r'File "[^"]*/edl/', errors), "no frame of EDL is shown"
+        return JobOutput(job_folder.folder, code, re.sub(r"0x[0-9a-f]+", "0x…", errors), process.lines)
 
 
 class BadInputRuns:

@@ -90,8 +90,8 @@ def by_keras(epochs: int) -> tuple[Any, dict[str, float]]:
     x, y, weights = data[:, :3], {"number": data[:, 3:4], "kind": data[:, 4].astype(np.int64)}, data[:, 5]
     each = {"number": weights, "kind": weights}
     model.fit(x, y, sample_weight=each, batch_size=RECORDS, epochs=epochs, verbose=0)
-    found = model.evaluate(x, y, sample_weight=each, batch_size=RECORDS, verbose=0, return_dict=True)
-    return model, {name: float(value) for name, value in found.items()}
+    results = model.evaluate(x, y, sample_weight=each, batch_size=RECORDS, verbose=0, return_dict=True)
+    return model, {name: float(value) for name, value in results.items()}
 
 
 @pytest.mark.repetition
@@ -104,10 +104,10 @@ def test_weights_and_losses_of_outputs_come_to_what_keras_fit_does(tmp_path: Pat
     for name, value in summary["metrics"].items():
         assert value == pytest.approx(expected[name], rel=1e-4), name
     folder = run_dir / "checkpoints"
-    found = assign(
+    restored = assign(
         type(model).from_config(model.get_config()), checkpoint_arrays(folder / f"cut-{list_cuts(folder)[-1]:08}")
     )
-    for mine, theirs in zip(found.get_weights(), model.get_weights(), strict=True):
+    for mine, theirs in zip(restored.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
@@ -131,7 +131,7 @@ def evaluate(path: Path) -> dict[str, float]:
     model.compile(loss=scope["loss"], loss_weights=scope["loss_weights"], metrics=scope["eval_metrics_fn"]())
     data = rows()
     y, weights = {"number": data[:, 3:4], "kind": data[:, 4].astype(np.int64)}, data[:, 5]
-    found = model.evaluate(
+    results = model.evaluate(
         data[:, :3],
         y,
         sample_weight={"number": weights, "kind": weights},
@@ -139,7 +139,7 @@ def evaluate(path: Path) -> dict[str, float]:
         verbose=0,
         return_dict=True,
     )
-    return {name: float(value) for name, value in found.items()}
+    return {name: float(value) for name, value in results.items()}
 
 
 @pytest.mark.parametrize("mode", ["async", pytest.param("sync", marks=pytest.mark.repetition)])
@@ -162,9 +162,9 @@ def test_the_master_stops_a_job_lowers_its_rate_and_keeps_the_best(mode: str, tm
         run.kill()
     with job.run("--resume", run_dir.name) as run:
         summary = run.summary(timeout=240.0)
-    told = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
-    evaluated = [line["metrics"] for line in told if line["event"] == "evaluation_ended"]
-    decided = [line for line in told if line["event"] == "callback_decided"]
+    events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    evaluated = [line["metrics"] for line in events if line["event"] == "evaluation_ended"]
+    decided = [line for line in events if line["event"] == "callback_decided"]
     assert summary["phase"] == "Done"
     assert summary["reason"].startswith("EarlyStopping: loss has not improved for")
     assert summary["records_lost"] == 0
@@ -466,8 +466,8 @@ def test_one_of_two_workers_evaluates_exact_steps_while_the_other_trains(tmp_pat
     assert steps_meanwhile > 0
     model = fit_steps(max(copied))
     for step, loss in model.items():
-        found = [entry["metrics"]["loss"] for entry in evaluated if entry["step"] == step]
-        assert found == [] or found == [pytest.approx(loss, rel=2e-3)], step
+        losses = [entry["metrics"]["loss"] for entry in evaluated if entry["step"] == step]
+        assert losses == [] or losses == [pytest.approx(loss, rel=2e-3)], step
 
 
 def fit_steps(last: int) -> dict[int, float]:

@@ -20,8 +20,8 @@ MODELS = {"deepfm": ("weights", "vectors"), "wide_and_deep": ("wide", "vectors")
 
 @pytest.mark.parametrize("name", ["deepfm", pytest.param("wide_and_deep", marks=pytest.mark.repetition)])
 def test_a_click_model_learns_most_of_what_can_be_known(tmp_path: Path, name: str) -> None:
-    made = edl("data", "clicks", "log", "--records", "18000", "--vocabulary", str(VOCABULARY), cwd=tmp_path)
-    assert made.returncode == 0, made.stderr
+    data_command = edl("data", "clicks", "log", "--records", "18000", "--vocabulary", str(VOCABULARY), cwd=tmp_path)
+    assert data_command.returncode == 0, data_command.stderr
     best = json.loads((tmp_path / "log" / "about.json").read_text())["test"]["auc"]
     definition = f"{name}.{name}.custom_model"
     params = {"vocabulary": VOCABULARY, "dim": 8, "hidden": [32]}

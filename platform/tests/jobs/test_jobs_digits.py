@@ -243,5 +243,5 @@ def test_predict_from_a_keras_file_with_a_processor(
     assert not list((tmp_path / "out").glob("*.npz"))
     lines = [json.loads(line) for line in (tmp_path / "processed.jsonl").read_text().splitlines()]
     assert {worker for worker, _ in lines} == {0}
-    given = sorted(row for _, outputs in lines for row in outputs)
-    np.testing.assert_allclose(given, sorted(trained_digits.outputs.tolist()), rtol=1e-4, atol=1e-5)
+    processed_rows = sorted(row for _, outputs in lines for row in outputs)
+    np.testing.assert_allclose(processed_rows, sorted(trained_digits.outputs.tolist()), rtol=1e-4, atol=1e-5)

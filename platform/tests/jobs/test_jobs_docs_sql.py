@@ -29,9 +29,9 @@ for cell in sys.argv[1:]:
 
 def fences(kind: str) -> list[str]:
     """The texts of a kind of fence, in the order of the page."""
-    found = re.findall(rf"^```{kind}\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    assert found, kind
-    return found
+    texts = re.findall(rf"^```{kind}\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert texts, kind
+    return texts
 
 
 def test_the_page_runs_on_a_laptop(tmp_path: Path) -> None:
@@ -47,14 +47,14 @@ def test_the_page_runs_on_a_laptop(tmp_path: Path) -> None:
     wide, own = (each for each in fences("sql") if "FROM employee" in each)
     module, python = (each for each in fences("python") if "def custom_model" in each or "edl.sql(" in each)
 
-    said = run(demo, folder=tmp_path, env=env, seconds=SECONDS)
-    assert "my_elasticdl_model@1" in said
+    output = run(demo, folder=tmp_path, env=env, seconds=SECONDS)
+    assert "my_elasticdl_model@1" in output
     (tmp_path / "zoo").mkdir()
     (tmp_path / "zoo" / "my_module.py").write_text(module, encoding="utf-8")
     for name, statement in (("my_wide_model", wide), ("my_own_model", own)):
         (tmp_path / f"{name}.sql").write_text(statement, encoding="utf-8")
-        said = run(f"edl sql --demo {name}.sql", folder=tmp_path, env=env, seconds=SECONDS)
-        assert f"{name}@1" in said
+        output = run(f"edl sql --demo {name}.sql", folder=tmp_path, env=env, seconds=SECONDS)
+        assert f"{name}@1" in output
     run(f"{export} && {follow}", folder=tmp_path, env=env, seconds=SECONDS)
     stored = json.loads((tmp_path / ".edl/models/my_income_model/1/model.json").read_text(encoding="utf-8"))
     runs = tmp_path / "income" / ".edl" / "local"

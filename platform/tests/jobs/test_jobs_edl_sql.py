@@ -40,12 +40,14 @@ def read_weights(model: Path) -> list[float]:
     """All weights of a ``.keras`` file, in the order of their names."""
     import h5py
 
-    found = dict[str, list[float]]()
+    weights = dict[str, list[float]]()
     with zipfile.ZipFile(model) as archive, h5py.File(io.BytesIO(archive.read("model.weights.h5"))) as file:
         file.visititems(
-            lambda name, item: found.update({name: item[()].ravel().tolist()} if isinstance(item, h5py.Dataset) else {})
+            lambda name, item: weights.update(
+                {name: item[()].ravel().tolist()} if isinstance(item, h5py.Dataset) else {}
+            )
         )
-    return [value for name in sorted(found) for value in found[name]]
+    return [value for name in sorted(weights) for value in weights[name]]
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +59,9 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_announced_line_trains_a_good_model(demo: Path) -> None:
-    said = (demo / "said").read_text(encoding="utf-8")
+    output = (demo / "said").read_text(encoding="utf-8")
     for part in ("employee", "one of two classes", "it numbers the rows", "validation loss", "my_elasticdl_model@1"):
-        assert part in said
+        assert part in output
     stored = json.loads((demo / "models" / "my_elasticdl_model" / "1" / "model.json").read_text(encoding="utf-8"))
     # The estimator linear has an accuracy of 0.836.
     assert stored["metrics"]["accuracy"] > 0.86
@@ -74,14 +76,14 @@ def test_its_model_evaluates_predicts_and_explains(demo: Path) -> None:
         "SELECT * FROM employee TO EXPLAIN my_elasticdl_model;",
         encoding="utf-8",
     )
-    said = edl(demo, "sql", "use.sql")
-    evaluated = re.search(r"accuracy +([\d.]+)", said)
-    agreed = re.search(r"agreed\n([\d.]+)", said)
+    output = edl(demo, "sql", "use.sql")
+    evaluated = re.search(r"accuracy +([\d.]+)", output)
+    agreed = re.search(r"agreed\n([\d.]+)", output)
     assert evaluated is not None
     assert agreed is not None
     # The table with predictions says what the evaluation says.
     assert float(agreed[1]) == pytest.approx(float(evaluated[1]), abs=2e-4)
-    lost = dict(re.findall(r"^(\w+) +(-?\d\.\d+) ", said, re.MULTILINE))
+    lost = dict(re.findall(r"^(\w+) +(-?\d\.\d+) ", output, re.MULTILINE))
     assert float(lost["education"]) > 0.05 > float(lost["remote"])
 
 
@@ -99,21 +101,21 @@ def test_an_exported_folder_trains_the_same_by_edl_run(demo: Path, tmp_path: Pat
     assert summary["phase"] == "Done"
     assert summary["metrics"] == pytest.approx(stored["metrics"], abs=1e-6)
     edl(exported, "run", "refit.yaml", "--json", "--set", "export.path=all")
-    kept = read_weights(models / "my_elasticdl_model_2" / "1" / "model.keras")
+    stored_weights = read_weights(models / "my_elasticdl_model_2" / "1" / "model.keras")
     measured, on_all_rows = (read_weights(exported / name / "model.keras") for name in ("again", "all"))
-    assert kept == pytest.approx(on_all_rows, abs=1e-5)
-    assert kept != pytest.approx(measured, abs=1e-3), "it is the model that has seen the validation rows"
+    assert stored_weights == pytest.approx(on_all_rows, abs=1e-5)
+    assert stored_weights != pytest.approx(measured, abs=1e-3), "it is the model that has seen the validation rows"
 
 
 @pytest.mark.repetition
 def test_a_number_with_nulls_and_odd_names_is_predicted(demo: Path) -> None:
     query = 'SELECT id, age AS "älter als", hired, hours_per_week AS "hours; per week" FROM employee WHERE id < 1000'
-    said = edl(
+    output = edl(
         demo, "sql", f'{query} TO TRAIN linear WITH train.epochs=2 LABEL "älter als" INTO "Alter";'
         f"{query} TO PREDICT ages.age USING \"Alter\"; SELECT count(age) AS n FROM ages",
     )  # fmt: skip
-    assert "r2" in said
-    assert said.rstrip().endswith("n\n999")
+    assert "r2" in output
+    assert output.rstrip().endswith("n\n999")
 
 
 @pytest.mark.repetition
@@ -130,14 +132,14 @@ def test_a_wide_table_trains_on_matrices_and_is_evaluated_predicted_and_explaine
         f"{query} TO EXPLAIN m INTO matters; SELECT accuracy FROM scores; "
         'SELECT "column" FROM matters ORDER BY importance DESC LIMIT 1'
     )
-    said = edl(tmp_path, "sql", "-", text=statements)
+    output = edl(tmp_path, "sql", "-", text=statements)
     model = tmp_path / "models" / "m" / "1"
     assert {each["matrix"] for each in json.loads((model / "model.json").read_text())["inputs"]} == {"numbers", "texts"}
-    agreed, accuracy = (float(found) for found in re.findall(r"^(?:agreed|accuracy)\n([\d.]+)", said, re.MULTILINE))
+    agreed, accuracy = (float(value) for value in re.findall(r"^(?:agreed|accuracy)\n([\d.]+)", output, re.MULTILINE))
     assert agreed == pytest.approx(accuracy, abs=2e-4)
     assert agreed > 0.75
     # The label is (n * 7) % 101 > 50, and (n * 94) % 101 is 101 less that.
-    assert said.rstrip().splitlines()[-1] in ("c0", "c87")
+    assert output.rstrip().splitlines()[-1] in ("c0", "c87")
 
 
 @pytest.mark.thorough
@@ -159,10 +161,10 @@ def test_a_server_is_read_and_predictions_are_written_into_it(tmp_path: Path, ki
             "SELECT * FROM people TO PREDICT guessed.rich USING m; SELECT * FROM people TO EVALUATE m INTO scores"
         )
         credentials = {"EDL_DATABASE_USER": USER, "EDL_DATABASE_PASSWORD": PASSWORD}
-        said = edl(tmp_path, "sql", "--database", server.address, statements, more=credentials)
-        assert "600 rows with predictions of m@1 in guessed" in said
+        output = edl(tmp_path, "sql", "--database", server.address, statements, more=credentials)
+        assert "600 rows with predictions of m@1 in guessed" in output
         assert server.connect("SELECT count(*) FROM guessed WHERE rich IS NOT NULL") == [(600,)]
         assert len(server.connect("SELECT accuracy FROM scores")) == 1
     files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
-    assert PASSWORD not in said
+    assert PASSWORD not in output
     assert not [content for content in files if PASSWORD.encode() in content]

@@ -22,10 +22,10 @@ EVALUATION = re.compile(r"Evaluation metrics\[v=\d+\]: \{.*'accuracy': 0\.\d+\}"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("tutorial")
-    (made / "model_zoo").symlink_to(MODEL_ZOO)
-    assert run_edl("data", "mnist", str(made / "data/mnist"), "--source", "digits") == 0
-    return made
+    tutorial = tmp_path_factory.mktemp("tutorial")
+    (tutorial / "model_zoo").symlink_to(MODEL_ZOO)
+    assert run_edl("data", "mnist", str(tutorial / "data/mnist"), "--source", "digits") == 0
+    return tutorial
 
 
 def elasticdl(folder: Path, *words: str) -> str:
@@ -113,6 +113,6 @@ def test_a_program_of_the_zoo_gets_every_record_by_edl_sharding(tmp_path: Path) 
     program = "--job_command=python -m model_zoo.own.program --rate=1"
     out = elasticdl(tmp_path, "train", "--model_zoo=model_zoo", program, "--training_data=lines.txt")
     assert "300 of 300 records" in out
-    found = re.findall(r"record-(\d+)", logs_of(tmp_path, "program", "worker"))
-    assert sorted(map(int, found)) == list(range(300))
+    numbers = re.findall(r"record-(\d+)", logs_of(tmp_path, "program", "worker"))
+    assert sorted(map(int, numbers)) == list(range(300))
     assert "--rate=1" in logs_of(tmp_path, "program", "worker")

@@ -86,9 +86,9 @@ def clicks(count: int, seed: int) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("model", [pytest.param("functional", marks=pytest.mark.repetition), "Subclassed"])
 def test_tags_and_users_are_trained_exported_and_predicted(tmp_path: Path, model: str) -> None:
-    asked = clicks(ASKED, 2)
+    prediction_records = clicks(ASKED, 2)
     write_examples(tmp_path / "train.recordio", clicks(TRAINED, 1))
-    write_examples(tmp_path / "asked.recordio", asked)
+    write_examples(tmp_path / "asked.recordio", prediction_records)
     job_folder = JobFolder.make(
         tmp_path,
         "clicks",
@@ -109,9 +109,9 @@ def test_tags_and_users_are_trained_exported_and_predicted(tmp_path: Path, model
         assert run.summary()["records_done"] == ASKED
     outputs, ranges = predictions(tmp_path / "out")
     assert covers(ranges, ASKED)
-    width = max(len(record["tags"]) for record in asked)
-    tags = [record["tags"] + [-1] * (width - len(record["tags"])) for record in asked]
-    np.savez(tmp_path / "asked.npz", user=[record["user"] for record in asked], tags=tags, outputs=outputs)
+    width = max(len(record["tags"]) for record in prediction_records)
+    tags = [record["tags"] + [-1] * (width - len(record["tags"])) for record in prediction_records]
+    np.savez(tmp_path / "asked.npz", user=[record["user"] for record in prediction_records], tags=tags, outputs=outputs)
     code = """
         import numpy as np, tensorflow as tf
         asked = np.load(sys.argv[1])

@@ -73,9 +73,9 @@ def test_a_full_table_ends_the_job_with_what_to_do_and_it_goes_on_with_a_higher_
     summary = run.lines[-1]
     assert (summary["phase"], summary["exit_code"]) == ("Failed", 1)
     assert summary["reason"] == run.errors.strip()
-    told = summary["parameters"]
-    assert told["pushes"] == told["updates"] == HELD // MINIBATCH
-    (table,) = told["tables"]
+    parameters = summary["parameters"]
+    assert parameters["pushes"] == parameters["updates"] == HELD // MINIBATCH
+    (table,) = parameters["tables"]
     assert table.pop("bytes") > HELD * (8 + 2 * 4 * 4)
     expected = {"name": "users/embeddings", "rows": HELD, "evicted": 0, "max_rows": BOUND, "full": HELD / BOUND}
     assert table == expected

@@ -115,11 +115,11 @@ def _keras_weights(trained: TrainedJob) -> dict[str, np.ndarray]:
     import keras
 
     path = trained.folder / "zoo" / "model.py"
-    found = importlib.util.spec_from_file_location("init_from_model", path)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+    module_spec = importlib.util.spec_from_file_location("init_from_model", path)
+    assert module_spec is not None
+    assert module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    module_spec.loader.exec_module(module)
     keras.utils.clear_session()
     model = module.custom_model()
     model.load_weights(trained.run_dir / "export" / "model.keras")
@@ -134,12 +134,12 @@ def _keras_weights(trained: TrainedJob) -> dict[str, np.ndarray]:
 def _weights(folder: Path) -> dict[str, np.ndarray]:
     """The weights of a checkpoint; of a table on parameter servers, the rows that are stored, else zeros."""
     arrays = checkpoint_arrays(folder)
-    found = {name.removeprefix("dense/"): array for name, array in arrays.items() if name.startswith("dense/")}
+    weights = {name.removeprefix("dense/"): array for name, array in arrays.items() if name.startswith("dense/")}
     for name in {name for name in arrays if name.startswith("rows/") and name.endswith("/ids")}:
         table = name.removeprefix("rows/").removesuffix("/ids")
-        found[table] = np.zeros((ROWS, 4), np.float32)
-        found[table][arrays[name]] = arrays[f"rows/{table}/values"]
-    return found
+        weights[table] = np.zeros((ROWS, 4), np.float32)
+        weights[table][arrays[name]] = arrays[f"rows/{table}/values"]
+    return weights
 
 
 @pytest.mark.parametrize(
@@ -166,29 +166,29 @@ def test_a_job_that_begins_with_weights_of_another_equals_keras(
     job = trained.begin(name, sources[source], **fields)
     with job.run() as run:
         summary = run.summary()
-        found = _weights(newest_cut(run.run_dir))
+        weights = _weights(newest_cut(run.run_dir))
         assert not (run.run_dir / "weights").exists()
     assert summary["records_done"] == STEPS * BATCH
     assert str(trained.run_dir) in summary["began_with"]
     expected = _keras_weights(trained)
-    assert found.keys() == expected.keys()
+    assert weights.keys() == expected.keys()
     trained_rows = np.unique(_records()[1])
     for path, values in expected.items():
         rows = trained_rows if path == "items/embeddings" else slice(None)
-        np.testing.assert_allclose(found[path][rows], values[rows], rtol=2e-4, atol=2e-5, err_msg=path)
+        np.testing.assert_allclose(weights[path][rows], values[rows], rtol=2e-4, atol=2e-5, err_msg=path)
 
 
 @pytest.mark.repetition
 def test_a_job_with_tables_in_memory_continues_on_parameter_servers_with_its_rows(trained: TrainedJob) -> None:
     with trained.begin("in-memory", "first", strategy={"name": "Local"}).run() as run:
         run.summary()
-        given = _weights(newest_cut(run.run_dir))
+        in_memory_weights = _weights(newest_cut(run.run_dir))
     train = {"epochs": 1, "minibatch_size": BATCH, "max_steps": 1}
     with trained.begin("on-servers", "in-memory", ps=PAIR_OF_SERVERS, train=train).run() as run:
         run.summary()
         first = _weights(run.run_dir / "checkpoints" / "cut-00000001")
-    assert first.keys() == given.keys()
-    for path, values in given.items():
+    assert first.keys() == in_memory_weights.keys()
+    for path, values in in_memory_weights.items():
         np.testing.assert_array_equal(first[path], values, err_msg=path)
 
 

@@ -120,9 +120,9 @@ def test_the_zoos_ratings_can_be_written(tmp_path: Path) -> None:
 @pytest.mark.repetition
 def test_a_recommender_with_served_rows(tmp_path: Path) -> None:
     """Trained users are below 200: of the asked ones most have rows that nobody ever touched."""
-    asked = ratings(ASKED, 2, USERS)
+    prediction_records = ratings(ASKED, 2, USERS)
     write_examples(tmp_path / "train.recordio", ratings(RATINGS, 1, 200))
-    write_examples(tmp_path / "asked.recordio", asked)
+    write_examples(tmp_path / "asked.recordio", prediction_records)
     job_folder = JobFolder.make(
         tmp_path,
         "ratings",
@@ -148,8 +148,8 @@ def test_a_recommender_with_served_rows(tmp_path: Path) -> None:
     assert covers(ranges, ASKED)
     np.savez(
         tmp_path / "asked.npz",
-        user=np.array([record["user"] for record in asked]),
-        item=np.array([record["item"] for record in asked]),
+        user=np.array([record["user"] for record in prediction_records]),
+        item=np.array([record["item"] for record in prediction_records]),
         outputs=outputs,
         ids=ids,
         values=arrays["rows/users/embeddings/values"],
@@ -298,8 +298,8 @@ def test_breakpoint_stops_on_the_terminal_under_local(tmp_path: Path) -> None:
     command = [str(Path(sys.executable).with_name("edl")), "run", str(job_folder.file)]
     with subprocess.Popen(command, cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
-        said = read_until(terminal, "(Pdb) ")
-        assert "stops.py" in said
+        output = read_until(terminal, "(Pdb) ")
+        assert "stops.py" in output
         os.write(terminal, b"p mode\n")
         assert "'training'" in read_until(terminal, "(Pdb) ")
         os.write(terminal, b"continue\n")
@@ -311,16 +311,16 @@ def test_breakpoint_stops_on_the_terminal_under_local(tmp_path: Path) -> None:
 
 def read_until(terminal: int, wanted: str | None) -> str:
     """What a terminal shows until ``wanted``, or until its last process has ended."""
-    said = ""
-    while wanted is None or wanted not in said:
+    output = ""
+    while wanted is None or wanted not in output:
         try:
-            found = os.read(terminal, 4096)
+            chunk = os.read(terminal, 4096)
         except OSError as error:  # Linux: nobody has the other side open any more
             if error.errno != errno.EIO:
                 raise
-            found = b""
-        if not found:
-            assert wanted is None, said
+            chunk = b""
+        if not chunk:
+            assert wanted is None, output
             break
-        said += found.decode(errors="replace")
-    return said
+        output += chunk.decode(errors="replace")
+    return output

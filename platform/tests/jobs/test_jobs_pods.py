@@ -185,7 +185,7 @@ def serve_pods(
         kills: the state of a worker that is killed once, such as ``training``; empty: none is.
     """
     (folder / "token").write_text(TOKEN)
-    given = {
+    environment = {
         "EDL_NAMESPACE": "team",
         "EDL_JOB_UID": uid,
         "EDL_STORAGE": str(folder.parent / "storage"),
@@ -194,7 +194,7 @@ def serve_pods(
         "EDL_TOKEN_FILE": str(folder / "token"),
         "EDL_RUNTIME_DIR": str(folder),
     }
-    variables = given | prepare_role("master", str(job_folder.file), given)
+    variables = environment | prepare_role("master", str(job_folder.file), environment)
     identity = ProcessIdentity.from_environment(variables)
     pods = LoopbackPods(job_folder.file, folder, variables["EDL_RUN_DIR"], identity.master_address)
     killing = threading.Thread(target=kill_worker, args=(pods, Path(variables["EDL_RUN_DIR"]), kills, folder / LOST))

@@ -99,13 +99,13 @@ def test_a_table_may_be_served_and_have_been_dense_and_the_other_way_round(
 def test_an_evaluation_reads_the_rows_of_tables(trained_runs: TrainedRuns, tmp_path: Path) -> None:
     """Half of the table's rows were never trained."""
     (rated := tmp_path / "rated.csv").write_text("user,rated\n" + "".join(f"{n},{n % 7}\n" for n in range(100)))
-    asked = trained_runs.predict(tmp_path / "out", trained_runs.served, SERVED, f"data.prediction={rated}")
-    expected = float(np.mean((asked[:, 0] - np.arange(100) % 7) ** 2))
+    outputs = trained_runs.predict(tmp_path / "out", trained_runs.served, SERVED, f"data.prediction={rated}")
+    expected = float(np.mean((outputs[:, 0] - np.arange(100) % 7) ** 2))
     for run, threshold in ((trained_runs.served, SERVED), (trained_runs.served, DENSE), (trained_runs.dense, SERVED)):
         options = ("--from", run.name, "--set", threshold, "--set", f"data.validation={rated}")
         with trained_runs.job_folder.evaluate(*options) as evaluation:
-            found = evaluation.summary()["metrics"]["mse"]
-        assert run is trained_runs.dense or found == pytest.approx(expected, rel=1e-5)
+            mse = evaluation.summary()["metrics"]["mse"]
+        assert run is trained_runs.dense or mse == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -65,9 +65,9 @@ def check_counts(job: JobFolder, run: JobProcess) -> None:
     assert run.wait() == 0
     assert summary["records_done"] == summary["records_total"] == EPOCHS * RECORDS
     assert summary["records_lost"] == 0
-    found = [np.load(file) for file in job.folder.glob("counts-*.npy")]
-    assert found
-    for counts in found:
+    count_arrays = [np.load(file) for file in job.folder.glob("counts-*.npy")]
+    assert count_arrays
+    for counts in count_arrays:
         np.testing.assert_array_equal(counts, np.full(RECORDS, EPOCHS))
 
 
@@ -174,7 +174,7 @@ def test_a_global_batch_is_divided_anew_for_each_world_and_each_record_is_applie
         run.send("worker", 0, SIGKILL)
         run.wait_event("world_changed", workers=2)
         check_counts(job, run)
-    whole = whole_shares(job)
-    assert [8, 8, 9] in whole
+    shares = whole_shares(job)
+    assert [8, 8, 9] in shares
     # Those of a step that was given up, and of the last ones of an epoch, have other sums.
-    assert len(whole) > EPOCHS * RECORDS / 25 / 2
+    assert len(shares) > EPOCHS * RECORDS / 25 / 2

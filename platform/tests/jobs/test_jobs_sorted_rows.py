@@ -93,10 +93,10 @@ def test_a_sorted_file_trains_within_one_point_of_keras_fit(tmp_path: Path) -> N
     with job_folder.run() as run:
         assert run.wait() == 0, run.errors
         summary = run.summary()
-    found = recount(run.run_dir)
-    assert found.order is not None
-    assert found.order.window == 8_192, "by default, all of these rows"
-    assert find_ledger_problems(found, EPOCHS) == []
+    counted = recount(run.run_dir)
+    assert counted.order is not None
+    assert counted.order.window == 8_192, "by default, all of these rows"
+    assert find_ledger_problems(counted, EPOCHS) == []
     assert read_json(run.run_dir / "status.json")["records_done"] == EPOCHS * RECORDS
     reached, aim = summary["metrics"]["accuracy"], fitted(x, y, test)
     assert reached >= aim - 0.01, f"{reached:.4f}, and keras.fit {aim:.4f}"

@@ -50,13 +50,13 @@ def test_parameter_servers_and_all_reduce_continue_each_others_checkpoints(tmp_p
         assert inspected.returncode == 0, inspected.stderr
     with job.run("--resume") as run:
         summary = run.summary()
-        found = checkpoint_arrays(newest_cut(run.run_dir))
+        arrays = checkpoint_arrays(newest_cut(run.run_dir))
         ledger = json.loads((newest_cut(run.run_dir) / "manifest.json").read_text())["ledger"]
     assert second["step"] < ledger["done_steps"] == STEPS
     assert summary["records_rolled_back"] == 0
-    assert found.keys() == expected.keys()
+    assert arrays.keys() == expected.keys()
     for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values, rtol=2e-3, atol=2e-4, err_msg=name)
+        np.testing.assert_allclose(arrays[name], values, rtol=2e-3, atol=2e-4, err_msg=name)
 
 
 LOCAL = ("--set", "strategy.name=Local")
@@ -86,13 +86,13 @@ def test_local_and_all_reduce_continue_each_others_checkpoints(tmp_path: Path) -
         assert second["records_done"] > first["records_done"]
     with job.run("--resume", *LOCAL) as run:
         summary = run.summary(timeout=240.0)
-        found = checkpoint_arrays(newest_cut(run.run_dir))
+        arrays = checkpoint_arrays(newest_cut(run.run_dir))
         ledger = json.loads((newest_cut(run.run_dir) / "manifest.json").read_text())["ledger"]
     assert second["step"] < ledger["done_steps"] == 800
     assert summary["records_done"] == ledger["done_records"]
-    assert found.keys() == expected.keys()
+    assert arrays.keys() == expected.keys()
     for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values, rtol=2e-3, atol=2e-4, err_msg=name)
+        np.testing.assert_allclose(arrays[name], values, rtol=2e-3, atol=2e-4, err_msg=name)
 
 
 @pytest.mark.repetition

@@ -22,18 +22,20 @@ def test_two_workers_make_the_updates_of_one_process_with_larger_minibatches(tmp
         cuts = sorted(path.parent for path in run.run_dir.glob("checkpoints/cut-*/manifest.json"))
     assert summary["records_done"] == RECORDS
     assert summary["records_repeated"] == 0
-    told = [job.signatures(cuts[-1], part) for part in range(ps)]
-    assert [(one.odd, one.absent) for one in told] == [([], [])] * ps
-    updates = {number: sorted(records) for number, records in told[0].updates.items()}
-    for other in told[1:]:
+    signatures = [job.signatures(cuts[-1], part) for part in range(ps)]
+    assert [(one.odd, one.absent) for one in signatures] == [([], [])] * ps
+    updates = {number: sorted(records) for number, records in signatures[0].updates.items()}
+    for other in signatures[1:]:
         assert {number: sorted(records) for number, records in other.updates.items()} == updates
     assert list(updates) == list(range(1, len(updates) + 1))
     sizes = [len(records) // MINIBATCH for records in updates.values()]
     assert set(sizes) == {1, 2}
     assert sizes.count(2) > 50, "the two workers did not train at the same time"
-    said = summary["parameters"]
-    assert (said["pushes"], said["updates"]) == (RECORDS // MINIBATCH, len(updates))
-    assert said["stalest"] <= ps - 1, "a worker that joins may have values of two updates, from two parameter servers"
+    parameters = summary["parameters"]
+    assert (parameters["pushes"], parameters["updates"]) == (RECORDS // MINIBATCH, len(updates))
+    assert parameters["stalest"] <= ps - 1, (
+        "a worker that joins may have values of two updates, from two parameter servers"
+    )
     expected = job.in_keras(dense(cuts[0]), updates)
     for name, value in dense(cuts[-1]).items():
         np.testing.assert_allclose(value, expected[name], rtol=1e-3, atol=1e-5, err_msg=name)
