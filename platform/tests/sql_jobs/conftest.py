@@ -115,11 +115,11 @@ def sqlite_database(folder: Path) -> DatabaseUnderTest:
         connection = sqlite3.connect(path)
         try:
             for statement in statements:
-                found = connection.execute(statement).fetchall()
+                rows = connection.execute(statement).fetchall()
             connection.commit()
         finally:
             connection.close()
-        return found
+        return rows
 
     execute("PRAGMA user_version = 1")  # the file exists
     return DatabaseUnderTest("sqlite", f"sqlite:///{path}", execute)
@@ -133,8 +133,8 @@ def duckdb_database(folder: Path) -> DatabaseUnderTest:
     def execute(*statements: str) -> list[Any]:
         with duckdb.connect(path) as connection:
             for statement in statements:
-                found = connection.execute(statement).fetchall()
-        return list(found)
+                rows = connection.execute(statement).fetchall()
+        return list(rows)
 
     execute("SELECT 1")
     return DatabaseUnderTest("duckdb", f"duckdb:///{path}", execute)

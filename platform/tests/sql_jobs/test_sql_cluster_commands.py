@@ -244,9 +244,9 @@ def test_a_pod_without_room_for_a_second_training_keeps_the_model_that_was_measu
     finish(run, SUMMARY)
     (model,) = volume.models.list_models()
     assert (model.folder / "model.keras").read_text(encoding="utf-8") == "measured weights"
-    said = capsys.readouterr().err
-    assert "because training again failed" in said
-    assert os.strerror(errno.ENOSPC) in said
+    errors = capsys.readouterr().err
+    assert "because training again failed" in errors
+    assert os.strerror(errno.ENOSPC) in errors
 
 
 def test_the_reason_names_no_folder_that_is_gone(
@@ -549,9 +549,9 @@ def test_an_error_has_its_place_and_the_exit_code_of_bad_input(
     request, run = volume.submit("SELECT *\nFROM people LABEL poor INTO m")
     monkeypatch.setenv("EDL_RUN_DIR", str(run.path))
     assert cluster_commands.main(["prepare", request.to_text()]) == 2
-    said = capsys.readouterr().err
-    assert "poor" in said
-    assert "line 2" in said
+    errors = capsys.readouterr().err
+    assert "poor" in errors
+    assert "line 2" in errors
 
 
 def test_a_request_of_another_version_is_refused() -> None:

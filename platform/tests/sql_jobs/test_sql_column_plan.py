@@ -212,8 +212,8 @@ def override(columns: str, estimator: str = "dnn") -> ColumnPlan:
 
 
 def find(plan: ColumnPlan, name: str) -> FeaturePlan:
-    (found,) = (each for each in plan.features if each.name == name)
-    return found
+    (feature,) = (each for each in plan.features if each.name == name)
+    return feature
 
 
 @pytest.mark.parametrize(
@@ -240,8 +240,8 @@ def test_column_says_what_a_column_becomes(
     expression: str, name: str, use: ColumnUse, ids: IdSource | None, bins: int, dimension: int
 ) -> None:
     plan = override(f"COLUMN {expression}")
-    found = find(plan, name)
-    assert (found.use, found.ids, found.bins, found.dimension) == (use, ids, bins, dimension)
+    feature = find(plan, name)
+    assert (feature.use, feature.ids, feature.bins, feature.dimension) == (use, ids, bins, dimension)
     # what is not named stays as planned
     assert find(plan, "age").use is ColumnUse.NUMBER
 

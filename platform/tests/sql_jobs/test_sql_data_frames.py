@@ -108,8 +108,8 @@ def test_rows_stay_in_the_database_with_stream(tmp_path: Path) -> None:
         edl.sql(statement, stream=True)  # SQLite cannot share a snapshot
     assert not edl.sql(statement, stream="inconsistent").empty
     assert "inconsistent" in (tmp_path / "models" / "m" / "1" / "model.json").read_text()
-    for given, said in (({"stream": "often"}, "often"), ({"stream": True, "submit": True}, "this machine")):
-        with pytest.raises(BadInputError, match=said):
-            edl.sql(statement, replace=True, **given)
+    for options, message in (({"stream": "often"}, "often"), ({"stream": True, "submit": True}, "this machine")):
+        with pytest.raises(BadInputError, match=message):
+            edl.sql(statement, replace=True, **options)
     with pytest.raises(BadInputError, match="TO TRAIN"):
         edl.sql("SELECT * FROM members TO EVALUATE m", stream="inconsistent")

@@ -37,6 +37,6 @@ def test_only_a_job_that_reads_the_database_gets_its_credentials(
     program.write_text(f"#!{sys.executable}\nimport json, os\nprint(json.dumps(dict(os.environ)))\n", encoding="utf-8")
     program.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(program))
-    given = run_edl("run", tmp_path, needs_database=needs_database)
-    assert given["OTHER"] == "secret"
-    assert set(given) & CREDENTIAL_VARIABLES == (CREDENTIAL_VARIABLES if needs_database else set())
+    environment = run_edl("run", tmp_path, needs_database=needs_database)
+    assert environment["OTHER"] == "secret"
+    assert set(environment) & CREDENTIAL_VARIABLES == (CREDENTIAL_VARIABLES if needs_database else set())

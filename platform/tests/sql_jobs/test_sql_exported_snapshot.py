@@ -40,9 +40,9 @@ def test_all_readers_see_the_state_that_is_held(server: PostgresServer) -> None:
         assert second.sources() == first.sources()
         for reader in (first, second):
             for start, end in ((0, 200), (200, 500)):
-                found = reader.read(source.name, start, end)
-                assert [row["id"] for row in found] == list(range(start, end))
-                assert {row["text"] for row in found} == {b"x" * 3000}
+                rows = reader.read(source.name, start, end)
+                assert [row["id"] for row in rows] == list(range(start, end))
+                assert {row["text"] for row in rows} == {b"x" * 3000}
         snapshot.check()
     with pytest.raises(BadInputError, match="the snapshot is gone"):
         open_rows(server, snapshot).sources()

@@ -197,11 +197,11 @@ def test_large_vectors_lie_on_parameter_servers(values: int, setting: str, strat
     plan = override_columns(plan, statement.columns, "dnn")
     settings = choose_settings(statement, "dnn", "", plan)
     assert job_document("m", plan, settings, "y", 800_000)["strategy"] == {"name": strategy}
-    said = [line for line in plan_lines(plan, settings, PreparedRows(800_000, 200_000)) if "strategy" in line]
+    lines = [line for line in plan_lines(plan, settings, PreparedRows(800_000, 200_000)) if "strategy" in line]
     if strategy == "Local":
-        assert not said
+        assert not lines
     else:
-        assert "the vectors of categories have 50,331,648 numbers" in said[0]
+        assert "the vectors of categories have 50,331,648 numbers" in lines[0]
 
 
 def test_a_wide_table_is_not_compared_with_a_linear_model() -> None:
@@ -271,8 +271,8 @@ def test_settings_of_sqlflow_without_effect_are_named() -> None:
     assert isinstance(statement, TrainStatement)
     plan = make_plan(statement, 500)
     settings = choose_settings(statement, "dnn", "", plan)
-    said = [line for line in plan_lines(plan, settings, PreparedRows(400, 100)) if "has no effect" in line]
-    assert [line.split()[0] for line in said] == ["train.verbose", "validation.throttle_secs"]
+    lines = [line for line in plan_lines(plan, settings, PreparedRows(400, 100)) if "has no effect" in line]
+    assert [line.split()[0] for line in lines] == ["train.verbose", "validation.throttle_secs"]
     assert not settings.fields
     assert job_fields(statement) == {}
     check_settings(statement)

@@ -69,11 +69,11 @@ def test_each_step_of_the_linear_model_has_all_rows() -> None:
         "data": {"training": "t", "validation": "v"},
         "train": {"minibatch_size": 32, "epochs": 120, "evaluation_steps": 4},
     }  # fmt: skip
-    found = linear_document(document, 120)
-    assert found["train"] == {"minibatch_size": 120, "epochs": 300, "evaluation_steps": 15}
-    assert found["model"]["params"] == {"hidden": [], "l2": 0.1}
-    assert found["name"] == "a" * 33 + "-linear"
-    refit = refit_document(found, 300, PreparedRows(120, 30))
+    linear = linear_document(document, 120)
+    assert linear["train"] == {"minibatch_size": 120, "epochs": 300, "evaluation_steps": 15}
+    assert linear["model"]["params"] == {"hidden": [], "l2": 0.1}
+    assert linear["name"] == "a" * 33 + "-linear"
+    refit = refit_document(linear, 300, PreparedRows(120, 30))
     assert refit["train"] == {"minibatch_size": 150, "epochs": 300}
     assert refit["data"] == {"training": ["t", "v"]}
     assert refit_document(document, 9, PreparedRows(120, 30))["train"] == {"minibatch_size": 32, "epochs": 9}
@@ -97,12 +97,12 @@ def test_the_rate_falls_to_zero_and_the_rest_is_that_of_the_first_module(
     text = "loss = 'mse'\n\n\ndef custom_model(hidden=()):\n    pass\n\n\ndef callbacks():\n    return []\n"
     exec(text, module.__dict__)
     monkeypatch.setitem(sys.modules, "model", module)
-    found = dict[str, object]()
-    exec(write_annealed(text, 0.01, 4), found)
-    assert found["custom_model"] is module.custom_model
-    assert found["loss"] == "mse"
-    assert "optimizer" not in found
-    (callback,) = found["callbacks"]()  # type: ignore[operator]
+    namespace = dict[str, object]()
+    exec(write_annealed(text, 0.01, 4), namespace)
+    assert namespace["custom_model"] is module.custom_model
+    assert namespace["loss"] == "mse"
+    assert "optimizer" not in namespace
+    (callback,) = namespace["callbacks"]()  # type: ignore[operator]
     assert isinstance(callback, keras.callbacks.LearningRateScheduler)
     rates = [callback.schedule(epoch, 1.0) for epoch in range(5)]
     assert rates == pytest.approx([0.01, 0.01 * (2 + 2**0.5) / 4, 0.005, 0.01 * (2 - 2**0.5) / 4, 0])

@@ -439,8 +439,8 @@ def test_no_side_is_empty(tmp_path: Path, copies: int) -> None:
 def test_rows_to_predict_keep_their_order(tmp_path: Path) -> None:
     written = write(tmp_path, "LABEL binary")
     assert prepare_prediction([tmp_path / "rows.parquet"], RowForm(written.inputs), tmp_path / "p") == ROWS
-    found = pq.read_table(tmp_path / "p")["groesse"].to_numpy()
-    np.testing.assert_allclose(found, make_columns()["größe"].astype(np.float32))
+    values = pq.read_table(tmp_path / "p")["groesse"].to_numpy()
+    np.testing.assert_allclose(values, make_columns()["größe"].astype(np.float32))
 
 
 @pytest.mark.parametrize(

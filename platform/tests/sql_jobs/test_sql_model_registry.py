@@ -37,12 +37,12 @@ def test_each_training_makes_the_next_version_and_old_ones_stay(tmp_path: Path, 
     registry = ModelRegistry(tmp_path / "models")
     assert [registry.save(DESCRIPTION, model).version for _ in range(3)] == [1, 2, 3]
     assert registry.find(name("m")).version == 3
-    found = registry.find(name("m", 1))
-    assert found == replace(
+    stored = registry.find(name("m", 1))
+    assert stored == replace(
         DESCRIPTION, version=1, folder=tmp_path / "models" / "m" / "1", history=[[1, {"loss": 0.5}]],
         plan=[["x", "scaled", "so"]],
     )  # fmt: skip
-    assert (found.folder / "model.keras").read_text(encoding="utf-8") == "weights"
+    assert (stored.folder / "model.keras").read_text(encoding="utf-8") == "weights"
     assert [(each.name, each.version) for each in registry.list_models()] == [("m", 3)]
 
 

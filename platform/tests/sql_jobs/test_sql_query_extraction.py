@@ -61,12 +61,12 @@ class TestEveryDatabase:
         self, any_database: DatabaseUnderTest, tmp_path: Path, small_groups: None
     ) -> None:
         number_table(any_database, 1000)
-        told: list[int] = []
+        row_counts: list[int] = []
         query = "SELECT id, id / 2.0 AS half FROM t ORDER BY id -- all; 'of them'"
-        extracted = extract_query(any_database.address, query, tmp_path / "rows", on_progress=told.append)
+        extracted = extract_query(any_database.address, query, tmp_path / "rows", on_progress=row_counts.append)
         assert [(row["id"], float(row["half"])) for row in rows_of(extracted)] == [(n, n / 2) for n in range(1000)]
-        assert (extracted.rows, len(extracted.files), told[-1]) == (1000, 4, 1000)
-        assert told == sorted(told)
+        assert (extracted.rows, len(extracted.files), row_counts[-1]) == (1000, 4, 1000)
+        assert row_counts == sorted(row_counts)
         groups = [
             pq.read_metadata(path).row_group(at).num_rows
             for path in extracted.files
@@ -286,8 +286,8 @@ class TestSqlite:
         database.fill("a, b, c", [(n, n if n < 900 else n + 0.5, "NULL" if n < 500 else n) for n in range(1000)])
         extracted = extract_query(database.address, "SELECT * FROM t", tmp_path / "rows")
         assert types_of(extracted) == {"a": "int64", "b": "double", "c": "int64"}
-        found = rows_of(extracted)
-        assert [found[3], found[950]] == [{"a": 3, "b": 3.0, "c": None}, {"a": 950, "b": 950.5, "c": 950}]
+        rows = rows_of(extracted)
+        assert [rows[3], rows[950]] == [{"a": 3, "b": 3.0, "c": None}, {"a": 950, "b": 950.5, "c": 950}]
         assert [column.nulls for column in extracted.columns] == [0, 0, 500]
         assert len(os.listdir(tmp_path / "rows")) == len(extracted.files)
         # The digest does not tell when the type was found.
@@ -546,13 +546,13 @@ class TestMariaDb:
 class TestServers:
     @pytest.fixture(params=["postgres", "mariadb"])
     def server(self, request: pytest.FixtureRequest) -> PostgresServer | MariaDbServer:
-        found: PostgresServer | MariaDbServer = request.getfixturevalue(request.param)
+        started_server: PostgresServer | MariaDbServer = request.getfixturevalue(request.param)
         generated = "generate_series(1, 20000) AS id" if request.param == "postgres" else "seq_1_to_20000"
         number = "id" if request.param == "postgres" else "seq AS id"
         # More than lies in buffers between the two: on a busy machine these are up to 32 MiB that were received, 4 MiB
         # that were sent, and a batch of 4 MiB.
-        found.connect(f"CREATE TABLE t AS SELECT {number}, repeat('x', 2500) AS text FROM {generated}")
-        return found
+        started_server.connect(f"CREATE TABLE t AS SELECT {number}, repeat('x', 2500) AS text FROM {generated}")
+        return started_server
 
     def test_a_server_that_is_lost_in_the_middle_leaves_nothing(
         self, server: PostgresServer, tmp_path: Path, no_waiting: list[float]
@@ -569,11 +569,11 @@ class TestServers:
     def test_a_connection_that_is_lost_in_the_middle_begins_again(
         self, server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        told: list[int] = []
+        row_counts: list[int] = []
 
         def lose(rows: int) -> None:
-            told.append(rows)
-            if len(told) == 1:
+            row_counts.append(rows)
+            if len(row_counts) == 1:
                 if isinstance(server, MariaDbServer):
                     (number,) = server.connect(
                         "SELECT id FROM information_schema.processlist WHERE id <> connection_id() AND user = 'edl' "
@@ -585,7 +585,7 @@ class TestServers:
 
         extracted = extract_query(server.address, "SELECT * FROM t", tmp_path / "rows", on_progress=lose)
         assert sorted(row["id"] for row in rows_of(extracted)) == list(range(1, 20_001))
-        assert told.count(told[0]) == 2
+        assert row_counts.count(row_counts[0]) == 2
 
     def test_a_server_that_accepts_and_stays_silent_is_given_up(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_waiting: list[float]

@@ -24,7 +24,7 @@ def collect(folder: Path, columns: dict[str, object], label: str = "y") -> dict[
 
 def test_numbers_dates_texts_and_nulls(tmp_path: Path) -> None:
     days = [dt.date(1970, 1, 1 + number % 20) for number in range(100)]
-    found = collect(
+    facts = collect(
         tmp_path,
         {
             "n": [None if number % 10 == 0 else number for number in range(100)],
@@ -37,38 +37,38 @@ def test_numbers_dates_texts_and_nulls(tmp_path: Path) -> None:
             "y": [0.5 * number for number in range(100)],
         },
     )
-    assert (found["n"].kind, found["n"].count, found["n"].missing) == ("integer", 90, 10)
-    assert (found["day"].kind, found["day"].has_time, found["day"].mean) == ("date", False, pytest.approx(9.5))
-    assert found["at"].has_time
-    assert 1 <= found["at"].mean < 2
-    assert (found["t"].distinct, dict(found["t"].values)) == (2, {"a": 50, "b": 50})
-    assert dict(found["flag"].values) == {"true": 50}
-    assert (found["void"].count, found["void"].missing) == (0, 100)
-    assert found["blob"].kind == "other"
+    assert (facts["n"].kind, facts["n"].count, facts["n"].missing) == ("integer", 90, 10)
+    assert (facts["day"].kind, facts["day"].has_time, facts["day"].mean) == ("date", False, pytest.approx(9.5))
+    assert facts["at"].has_time
+    assert 1 <= facts["at"].mean < 2
+    assert (facts["t"].distinct, dict(facts["t"].values)) == (2, {"a": 50, "b": 50})
+    assert dict(facts["flag"].values) == {"true": 50}
+    assert (facts["void"].count, facts["void"].missing) == (0, 100)
+    assert facts["blob"].kind == "other"
 
 
 def test_copies_of_a_label_of_classes_and_of_a_number_are_found(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     y = rng.integers(0, 3, 400)
     columns = {"y": y, "name": [f"n{value}" for value in y], "other": rng.integers(0, 3, 400), "merged": y // 2}
-    found = collect(tmp_path, columns)
-    assert [name for name, each in found.items() if each.copies_label] == ["name"]
+    facts = collect(tmp_path, columns)
+    assert [name for name, each in facts.items() if each.copies_label] == ["name"]
     y = rng.normal(size=400)
     noisy = y + 0.001 * rng.normal(size=400)
     missing = [None if number == 3 else value for number, value in enumerate(-7 * y)]
-    found = collect(tmp_path, {"y": y, "scaled": 2.54 * y + 7, "missing": missing, "noisy": noisy})
-    assert [name for name, each in found.items() if each.copies_label] == ["scaled", "missing"]
+    facts = collect(tmp_path, {"y": y, "scaled": 2.54 * y + 7, "missing": missing, "noisy": noisy})
+    assert [name for name, each in facts.items() if each.copies_label] == ["scaled", "missing"]
 
 
 def test_numbers_of_a_small_table_without_equal_values_are_no_copies_of_the_label(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    found = collect(tmp_path, {"y": rng.normal(size=90), "x": rng.normal(size=90)})
-    assert not found["x"].copies_label
+    facts = collect(tmp_path, {"y": rng.normal(size=90), "x": rng.normal(size=90)})
+    assert not facts["x"].copies_label
 
 
 def test_words_of_texts_are_counted_as_keras_sees_them(tmp_path: Path) -> None:
     texts = [f"It's good, VERY good: {number} stars" for number in range(100)]
-    found = collect(tmp_path, {"t": texts, "y": list(range(100))})["t"]
-    assert found.words == 6.0
-    assert found.vocabulary[0] == "good"
-    assert {"its", "very", "stars"} <= set(found.vocabulary)
+    text_facts = collect(tmp_path, {"t": texts, "y": list(range(100))})["t"]
+    assert text_facts.words == 6.0
+    assert text_facts.vocabulary[0] == "good"
+    assert {"its", "very", "stars"} <= set(text_facts.vocabulary)

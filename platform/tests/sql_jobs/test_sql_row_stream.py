@@ -74,10 +74,10 @@ def test_statistics_digest_and_records_are_those_of_extracted_rows(
             assert source.records == file.records == getattr(counts, name)
             assert sum(reader.blocks(source.name).records) == source.records
             assert reader.metadata == replace(extracted.metadata, format="sql")
-            found: Any = reader.read(source.name, 3, source.records - 1)
+            records: Any = reader.read(source.name, 3, source.records - 1)
             wanted: Any = extracted.read(file.name, 3, source.records - 1)
             for column, values in wanted.columns.items():
-                np.testing.assert_array_equal(found.columns[column], values)
+                np.testing.assert_array_equal(records.columns[column], values)
             with pytest.raises(BadInputError, match="there are no rows"):
                 reader.read(source.name, 0, source.records + 1)
         # No row is in what the job gets, but keys of blocks.

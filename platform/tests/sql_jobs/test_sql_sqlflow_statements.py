@@ -174,8 +174,8 @@ def test_documented_statements_run_or_are_refused_with_what_to_use(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(statement_runner, "run_edl", run_edl)
     make_tables()
-    found = {name: run(text) for name, (text, _) in STATEMENTS.items()}
-    assert found == {name: outcome for name, (_, outcome) in STATEMENTS.items()}
+    outcomes = {name: run(text) for name, (text, _) in STATEMENTS.items()}
+    assert outcomes == {name: outcome for name, (_, outcome) in STATEMENTS.items()}
 
 
 def test_the_documentation_has_this_table() -> None:

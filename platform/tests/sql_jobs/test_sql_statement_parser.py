@@ -60,10 +60,14 @@ INTO sqlflow_models.my_dnn_model;"""
 
 
 def test_all_clauses_of_training() -> None:
-    found = parse_train(SQLFLOW)
-    assert found.select == SelectQuery("SELECT *\nFROM iris.train", TextPosition(1, 1))
-    assert (found.estimator, found.label.name, str(found.into)) == ("DNNClassifier", "class", "my_dnn_model")
-    assert {name: each.value for name, each in found.attributes.items()} == {
+    statement = parse_train(SQLFLOW)
+    assert statement.select == SelectQuery("SELECT *\nFROM iris.train", TextPosition(1, 1))
+    assert (statement.estimator, statement.label.name, str(statement.into)) == (
+        "DNNClassifier",
+        "class",
+        "my_dnn_model",
+    )
+    assert {name: each.value for name, each in statement.attributes.items()} == {
         "model.n_classes": 3,
         "model.hidden_units": (10, 20),
         "train.verbose": True,
@@ -71,32 +75,32 @@ def test_all_clauses_of_training() -> None:
         "validation.metrics": "Accuracy",
         "loss": "my_module.my_loss",
     }
-    assert found.attributes["validation.metrics"] == Attribute("Accuracy", TextPosition(5, 3))
+    assert statement.attributes["validation.metrics"] == Attribute("Accuracy", TextPosition(5, 3))
     town = ColumnCall("CATEGORY_HASH", (ColumnName("town", TextPosition(6, 73)), 100), TextPosition(6, 59))
-    assert found.columns["deep"] == (
+    assert statement.columns["deep"] == (
         ColumnName("sepal_length", TextPosition(6, 8)),
         ColumnCall("NUMERIC", (ColumnName("sepal width", TextPosition(6, 30)), 1), TextPosition(6, 22)),
         ColumnCall("EMBEDDING", (town, 8, "mean"), TextPosition(6, 49)),
     )
-    assert [type(each) for each in found.columns["linear"]] == [ColumnName, ColumnCall]
-    assert found.columns["linear"][1].arguments[1] == (1, 2.5)  # type: ignore[union-attr]
+    assert [type(each) for each in statement.columns["linear"]] == [ColumnName, ColumnCall]
+    assert statement.columns["linear"][1].arguments[1] == (1, 2.5)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("dialect", "table", "column"), [("postgres", "scores", "p"), ("sqlite", "Scores", "P")])
 def test_names_without_quotes_are_those_that_the_database_makes_of_them(dialect: str, table: str, column: str) -> None:
-    (found,) = parse_statements('SELECT * FROM t TO PREDICT "Shop".Scores.P USING Model', dialect)
-    assert isinstance(found, PredictStatement)
-    assert (found.into.parts, found.column, found.model.name) == (("Shop", table), column, "Model")
+    (statement,) = parse_statements('SELECT * FROM t TO PREDICT "Shop".Scores.P USING Model', dialect)
+    assert isinstance(statement, PredictStatement)
+    assert (statement.into.parts, statement.column, statement.model.name) == (("Shop", table), column, "Model")
 
 
 def test_several_statements_of_all_kinds() -> None:
-    found = parse_statements(
+    statements = parse_statements(
         "SELECT * FROM t TO PREDICT db.iris.class USING models.m@3;;\n"
         "SELECT * FROM t TO EVALUATE m WITH a.b='x' LABEL y INTO r.result; SELECT * FROM t TO EVALUATE m;\n"
         "SELECT * FROM t TO EXPLAIN m INTO x;\n"
         "SHOW TRAIN m; show models; DROP MODEL m@2; SELECT 1"
     )
-    predict, evaluate, alone, explain, train, models, drop, query = found
+    predict, evaluate, alone, explain, train, models, drop, query = statements
     assert isinstance(predict, PredictStatement)
     assert (predict.into.parts, predict.column, str(predict.model)) == (("db", "iris"), "class", "m@3")
     assert isinstance(evaluate, EvaluateStatement)
@@ -142,9 +146,9 @@ def test_words_of_clauses_within_a_query_are_left_to_it(query: str, dialect: str
 @pytest.mark.parametrize("dialect", [None, "sqlite", "postgres", "duckdb"])
 def test_comments_of_clauses_are_those_of_the_database(dialect: str | None) -> None:
     text = "SELECT * FROM t\nTO TRAIN dnn\nWITH train.epochs=5\n--,it's.left=[64]\nLABEL a --don't\nINTO m"
-    found = parse_train(text, dialect)
-    assert found.attributes == {"train.epochs": Attribute(5, TextPosition(3, 6))}
-    assert (found.label.name, found.into) == ("a", ModelName("m", None, TextPosition(6, 6)))
+    statement = parse_train(text, dialect)
+    assert statement.attributes == {"train.epochs": Attribute(5, TextPosition(3, 6))}
+    assert (statement.label.name, statement.into) == ("a", ModelName("m", None, TextPosition(6, 6)))
 
 
 WORDS = st.sampled_from(["LABEL", "INTO", "TO TRAIN", "WITH", ";", "it's", "a", "COLUMN", "--", "/*"])
@@ -154,8 +158,8 @@ WORDS = st.sampled_from(["LABEL", "INTO", "TO TRAIN", "WITH", ";", "it's", "a", 
 def test_any_text_may_be_in_quotes(content: str, dialect: str) -> None:
     quoted = content.replace("'", "''")
     query = f"SELECT '{quoted}' AS note, y FROM t"
-    found = parse_train(f"{query} LABEL y INTO m", dialect)
-    assert (found.select.text, found.label.name, found.into.name) == (query, "y", "m")
+    statement = parse_train(f"{query} LABEL y INTO m", dialect)
+    assert (statement.select.text, statement.label.name, statement.into.name) == (query, "y", "m")
 
 
 @pytest.mark.parametrize("query", ["SELECT * FROM t ORDER BY label DESC", "SELECT * FROM label l", "SELECT 1 label"])
@@ -164,8 +168,8 @@ def test_a_label_of_the_query_is_no_second_one(query: str) -> None:
 
 
 def test_a_column_may_be_called_label() -> None:
-    found = parse_train("SELECT label, x FROM t LABEL label INTO m")
-    assert (found.select.text, found.label.name) == ("SELECT label, x FROM t", "label")
+    statement = parse_train("SELECT label, x FROM t LABEL label INTO m")
+    assert (statement.select.text, statement.label.name) == ("SELECT label, x FROM t", "label")
 
 
 @pytest.mark.parametrize(
@@ -213,5 +217,7 @@ def test_what_is_wrong_is_named_with_its_place(text: str, where: str, said: str)
 
 def test_the_dialect_is_that_of_the_address_also_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOP", "mysql://me:secret@host/shop")
-    found = [dialect_of(address) for address in ("sqlite:///a.db", "PostgreSQL://host/db", "env://SHOP", "x://y", None)]
-    assert found == ["sqlite", "postgres", "mysql", None, None]
+    dialects = [
+        dialect_of(address) for address in ("sqlite:///a.db", "PostgreSQL://host/db", "env://SHOP", "x://y", None)
+    ]
+    assert dialects == ["sqlite", "postgres", "mysql", None, None]

@@ -205,9 +205,9 @@ def test_a_prediction_may_have_the_probability_of_each_class(jobs: FakeJobs) -> 
     assert isinstance(rows, RowsResult)
     assert rows.names == ("age", "home town", "rich", "rich_no", "rich_yes")
     assert all(row[2:] == (("yes", 0, 1) if row[0] > 50 else ("no", 1, 0)) for row in rows.rows)
-    for given, said in [("2", "true or false"), ("true, a.b=1", "no setting a.b")]:
-        with pytest.raises(BadInputError, match=said):
-            run(predict.format(given))
+    for setting, message in [("2", "true or false"), ("true, a.b=1", "no setting a.b")]:
+        with pytest.raises(BadInputError, match=message):
+            run(predict.format(setting))
     run("SELECT * FROM people LABEL age INTO n")
     with pytest.raises(BadInputError, match="predicts a number"):
         run("SELECT * FROM people TO PREDICT ages.age WITH predict.probabilities=true USING n")
@@ -314,14 +314,14 @@ def test_an_evaluation_may_name_its_metrics(jobs: FakeJobs) -> None:
     done = run("SELECT * FROM people TO EVALUATE m WITH validation.metrics='Accuracy' LABEL rich INTO result")
     assert isinstance(done, MetricsResult)
     assert done.metrics == {"loss": 0.25, "accuracy": 0.9}
-    for clause, column, said in (
+    for clause, column, message in (
         ("validation.metrics='Accuracy,R2'", 37, "there is no metric R2 for one of two classes"),
         ("validation.metric=1", 37, "there is validation.metrics"),
     ):
         with pytest.raises(BadInputError) as error:
             run(f"SELECT * FROM people TO EVALUATE m WITH {clause} LABEL rich")
         assert f"line 1, column {column + 4}" in str(error.value.where)
-        assert said in f"{error.value} {error.value.hint}"
+        assert message in f"{error.value} {error.value.hint}"
 
 
 def test_the_column_that_decides_is_the_most_important_one(jobs: FakeJobs) -> None:
@@ -359,8 +359,8 @@ def test_the_model_that_is_clearly_better_or_simpler_trains_again_on_all_rows(
     assert refit["data"]["training"] == ["data/training", "data/validation"]
     assert "validation" not in refit["data"]
     assert "evaluation_steps" not in refit["train"]
-    kept = network if network_is_kept else linear
-    assert refit["model"] == {**kept["model"], "definition": "annealed.custom_model"}
+    chosen = network if network_is_kept else linear
+    assert refit["model"] == {**chosen["model"], "definition": "annealed.custom_model"}
     assert {network["name"], linear["name"], refit["name"]} == {"m", "m-linear", "m-refit"}
     # Of the network, the best epoch, and not less than 5; its rate is that of the first training.
     rate, epochs = (0.005, 5) if network_is_kept else (0.1, 300)
@@ -372,7 +372,7 @@ def test_the_model_that_is_clearly_better_or_simpler_trains_again_on_all_rows(
     # What is stored evaluates and predicts: the weights and the job are of one model.
     assert (trained.model.folder / "model.keras").read_text(encoding="utf-8") == "weights of refit.yaml"
     stored = YAML(typ="safe").load(trained.model.folder / "job.yaml")
-    assert stored["model"] == kept["model"]
+    assert stored["model"] == chosen["model"]
     assert (stored["name"], stored["export"]["path"]) == ("m", "measured")
     assert {"annealed.py", "refit.yaml"} <= {path.name for path in trained.model.folder.iterdir()}
     assert not (tmp_path / "out" / "linear.yaml").exists()
@@ -444,10 +444,10 @@ def test_rows_for_validation_may_come_from_a_query_of_their_own(jobs: FakeJobs, 
         "WITH validation.select='SELECT {} FROM people' LABEL rich INTO "
     )
     run(train.format("*") + "a", export=tmp_path / "out")
-    held = pq.read_table(tmp_path / "out" / "data" / "validation")
-    assert (held.num_rows, pq.read_table(tmp_path / "out" / "data" / "training").num_rows) == (300, 285)
-    for columns, said in [("age, rich", "home town is missing"), ('age, "home town"', "no column rich")]:
-        with pytest.raises(BadInputError, match=said) as error:
+    validation_rows = pq.read_table(tmp_path / "out" / "data" / "validation")
+    assert (validation_rows.num_rows, pq.read_table(tmp_path / "out" / "data" / "training").num_rows) == (300, 285)
+    for columns, message in [("age, rich", "home town is missing"), ('age, "home town"', "no column rich")]:
+        with pytest.raises(BadInputError, match=message) as error:
             run(train.format(columns) + "b")
         assert "line 1, column 55" in str(error.value.where)
     with pytest.raises(BadInputError, match="is set, too"):
@@ -493,23 +493,23 @@ def test_a_training_that_fails_stores_no_model_and_leaves_no_rows(jobs: FakeJobs
     with pytest.raises(JobFailedError) as error:
         run("SELECT age, age || 'x' || rich AS word, rich FROM people LABEL rich INTO m")
     assert ModelRegistry(Path("models")).list_models() == []
-    (kept,) = Path(".edl/sql").iterdir()
+    (folder,) = Path(".edl/sql").iterdir()
     # The error names it, and it has the name of the job.
-    assert str(kept.absolute()) in str(error.value)
-    assert kept.name.startswith("m-")
-    assert {path.name for path in kept.iterdir()} == {"job.yaml", "model.py", "edl.log"}
+    assert str(folder.absolute()) in str(error.value)
+    assert folder.name.startswith("m-")
+    assert {path.name for path in folder.iterdir()} == {"job.yaml", "model.py", "edl.log"}
 
 
 def test_the_log_of_a_failed_statement_goes_after_a_week(jobs: FakeJobs) -> None:
     jobs.error = StatementJobError("edl run failed")
     with pytest.raises(JobFailedError):
         run(TRAIN)
-    (kept,) = Path(".edl/sql").iterdir()
+    (folder,) = Path(".edl/sql").iterdir()
     for days, stays in [(6, True), (8, False)]:
         age = time.time() - days * 24 * 3600
-        os.utime(kept, (age, age))
+        os.utime(folder, (age, age))
         run("SELECT * FROM people")
-        assert kept.exists() == stays
+        assert folder.exists() == stays
 
 
 @pytest.mark.parametrize("kind", ["interrupt", "table", "folder"])
@@ -540,10 +540,10 @@ def test_a_trained_model_that_cannot_be_stored_stays_where_the_error_says(
     monkeypatch.setattr(ModelRegistry, "save", fail)
     with pytest.raises(StorageError, match="no room") as error:
         run(TRAIN)
-    (kept,) = Path(".edl/sql").iterdir()
-    assert f"the trained model is in {kept.absolute() / 'export'}" in str(error.value.hint)
-    assert (kept / "export" / "model.keras").exists()
-    assert not (kept / "data").exists()
+    (folder,) = Path(".edl/sql").iterdir()
+    assert f"the trained model is in {folder.absolute() / 'export'}" in str(error.value.hint)
+    assert (folder / "export" / "model.keras").exists()
+    assert not (folder / "data").exists()
 
 
 def test_a_statement_that_trains_nothing_leaves_no_folder_of_its_export(jobs: FakeJobs, tmp_path: Path) -> None:

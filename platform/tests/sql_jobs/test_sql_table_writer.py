@@ -60,8 +60,8 @@ class TestEveryDatabase:
 
     def test_a_new_table_has_all_rows(self, any_database: DatabaseUnderTest) -> None:
         assert write_table(any_database.address, ("p",), batches_of(3, 4000), replace=False) == 12_000
-        found = read(any_database, "p")
-        assert (len(found), found[11_999]) == (12_000, (11_999, "row 11999"))
+        rows = read(any_database, "p")
+        assert (len(rows), rows[11_999]) == (12_000, (11_999, "row 11999"))
         assert any_database.tables() == ["p"]
 
     def test_rows_are_counted_and_a_table_may_be_missing(self, any_database: DatabaseUnderTest) -> None:
@@ -84,9 +84,9 @@ class TestEveryDatabase:
             }
         )
         write_table(any_database.address, ("p",), [batch], replace=False)
-        found = read(any_database, "p")
-        assert [row[1] for row in found] == texts
-        first, second, third = found[:3]
+        rows = read(any_database, "p")
+        assert [row[1] for row in rows] == texts
+        first, second, third = rows[:3]
         assert (first[2], first[3], first[4], first[7]) == (True, 0.1, 0.5, "Ulm")
         assert second[2:] == (None,) * 6
         assert (third[2], third[3]) == (False, -1e300)
@@ -116,8 +116,8 @@ class TestEveryDatabase:
             "CREATE TABLE p (id BIGINT, more INTEGER, text VARCHAR(50))", "INSERT INTO p VALUES (-1, 5, 'a')"
         )
         write_table(any_database.address, ("p",), batches_of(2), replace=False, append=True)
-        found = read(any_database, "p")
-        assert (len(found), found[0], found[1]) == (201, (-1, 5, "a"), (0, None, "row 0"))
+        rows = read(any_database, "p")
+        assert (len(rows), rows[0], rows[1]) == (201, (-1, 5, "a"), (0, None, "row 0"))
         any_database.execute("CREATE TABLE q (id BIGINT)")
         assert "has no column text" in refuse(any_database, ("q",), append=True).message
         assert "there is no such table" in refuse(any_database, ("r",), append=True).message
@@ -219,8 +219,8 @@ class TestSchemas:
 class TestServers:
     @pytest.fixture(params=["postgres", "mariadb"])
     def server(self, request: pytest.FixtureRequest) -> PostgresServer | MariaDbServer:
-        found: PostgresServer | MariaDbServer = request.getfixturevalue(request.param)
-        return found
+        started_server: PostgresServer | MariaDbServer = request.getfixturevalue(request.param)
+        return started_server
 
     @pytest.mark.parametrize("option", ["new", "replace", "append"])
     @pytest.mark.parametrize(("end", "lost_at"), [("kill", 0), ("kill", 2), ("kill", 3), ("crash", 2)])
@@ -271,8 +271,8 @@ class TestServers:
 
     def _tables(self, server: PostgresServer) -> list[str]:
         schema = "shop" if isinstance(server, MariaDbServer) else "public"
-        found = server.connect(f"SELECT table_name FROM information_schema.tables WHERE table_schema = '{schema}'")
-        return sorted(name for (name,) in found)
+        rows = server.connect(f"SELECT table_name FROM information_schema.tables WHERE table_schema = '{schema}'")
+        return sorted(name for (name,) in rows)
 
     def _check_that_only_p_is_there(self, server: PostgresServer, expected: list[str]) -> None:
         names = self._tables(server)
@@ -385,9 +385,9 @@ class TestServers:
             write_table(server.address, ("p",), batches_of(1), replace=False)
         writer = TableWriter(server.address, ("p",), batch_of(0, 1).schema)
         assert "hunter2" not in f"{refused.value!r} {refused.value} {refused.value.hint} {writer!r} {vars(writer)}"
-        with pytest.raises(BadInputError, match="contains a password") as told:
+        with pytest.raises(BadInputError, match="contains a password") as error:
             write_table(server.address.replace("://", "://edl:hunter2@"), ("p",), batches_of(1), replace=False)
-        assert "hunter2" not in str(told.value)
+        assert "hunter2" not in str(error.value)
 
     def test_an_unreachable_server_is_not_waited_for(self, no_waiting: list[float]) -> None:
         with pytest.raises(RetryableError):

@@ -66,11 +66,11 @@ def test_its_model_takes_raw_columns(
     monkeypatch.syspath_prepend(str(tmp_path / "out"))
     try:
         model = importlib.import_module("my_module").custom_model(units=3)
-        found = model({"age": np.array([[30.0], [np.nan]], "float32"), "home_town": np.array([["t1"], [""]])})
+        outputs = model({"age": np.array([[30.0], [np.nan]], "float32"), "home_town": np.array([["t1"], [""]])})
     finally:
         for name in ("my_module", "helper", "edl_columns"):
             sys.modules.pop(name, None)
-    assert found.shape == (2, 1)
+    assert outputs.shape == (2, 1)
 
 
 @pytest.mark.parametrize(
