@@ -108,14 +108,14 @@ def run_chaos(folder: Path, *, seed: int, mode: str, seconds: float, workers: in
         job.hurry()
         summary = run.summary(END_SECONDS)
         wrong = violations(run.run_dir, summary, records=job.records, epochs=job.epochs, ps=job.ps)
-    kept = ("records_done", "records_repeated", "records_rolled_back", "updates_rolled_back", "workers_lost")
+    summary_fields = ("records_done", "records_repeated", "records_rolled_back", "updates_rolled_back", "workers_lost")
     return {
         "seed": seed,
         "mode": mode,
         "seconds": seconds,
         "faults": dict(sorted(sent.items())),
         "steps_under_faults": under_fault,
-        **{name: summary[name] for name in kept},
+        **{name: summary[name] for name in summary_fields},
         "violations": wrong,
     }
 
@@ -126,12 +126,12 @@ def main() -> int:
     parser.add_argument("--mode", choices=sorted(MODES), default="async")
     parser.add_argument("--seconds", type=float, default=360.0)
     parser.add_argument("--keep", type=Path, help="a new folder for the job, which is kept; else a temporary one")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="edl-chaos-") as temporary:
-        folder = given.keep or Path(temporary)
-        found = run_chaos(folder, seed=given.seed, mode=given.mode, seconds=given.seconds)
-    print(json.dumps(found))
-    return 1 if found["violations"] else 0
+        folder = arguments.keep or Path(temporary)
+        report = run_chaos(folder, seed=arguments.seed, mode=arguments.mode, seconds=arguments.seconds)
+    print(json.dumps(report))
+    return 1 if report["violations"] else 0
 
 
 if __name__ == "__main__":

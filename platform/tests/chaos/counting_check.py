@@ -66,23 +66,23 @@ def read_shard(shard: Path, records: int) -> ShardCounts:
 
 def violations(run_dir: Path, summary: Mapping[str, Any], *, records: int, epochs: int, ps: int) -> list[str]:
     """What does not hold, one line each; nothing if all does."""
-    found = recount(run_dir)
+    counted = recount(run_dir)
     newest = max(path.parent for path in run_dir.glob("checkpoints/cut-*/manifest.json"))
     shards = [read_shard(newest / f"ps-{index}.safetensors", records) for index in range(ps or 1)]
-    wrong = [f"ledger: {text}" for text in find_ledger_problems(found, epochs)]
-    wrong += [f"ledger: {found.quarantined_ranges} were given up"] if found.quarantined_ranges else []
-    if found.cuts[int(newest.name.removeprefix("cut-"))] != found.counted_steps:
+    wrong = [f"ledger: {text}" for text in find_ledger_problems(counted, epochs)]
+    wrong += [f"ledger: {counted.quarantined_ranges} were given up"] if counted.quarantined_ranges else []
+    if counted.cuts[int(newest.name.removeprefix("cut-"))] != counted.counted_steps:
         wrong.append(f"{newest.name}, the newest checkpoint, is not of the end of training")
-    wrong += check_parameters(shards, found, records=records, epochs=epochs, told=summary["updates_rolled_back"])
-    if ps <= 1 and found.partial_steps:
-        wrong.append(f"one PS cannot apply a step in part: {found.partial_steps[:5]}")
+    wrong += check_parameters(shards, counted, records=records, epochs=epochs, told=summary["updates_rolled_back"])
+    if ps <= 1 and counted.partial_steps:
+        wrong.append(f"one PS cannot apply a step in part: {counted.partial_steps[:5]}")
     expected = {
         "records_done": records * epochs,
         "records_total": records * epochs,
         "records_lost": 0,
-        "records_repeated": found.repeated_records,
-        "records_rolled_back": found.rolled_back_records,
-        "updates_rolled_back": found.updates_rolled_back,
+        "records_repeated": counted.repeated_records,
+        "records_rolled_back": counted.rolled_back_records,
+        "updates_rolled_back": counted.updates_rolled_back,
     }
     wrong += [f"summary: {k} is {summary[k]}, {v} is right" for k, v in expected.items() if summary[k] != v]
     return wrong

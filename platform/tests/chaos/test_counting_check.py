@@ -26,8 +26,8 @@ def shard(*changes: tuple[slice, float]) -> ShardCounts:
 
 
 def check(*shards: ShardCounts, halves: tuple[CountedStep, ...] = (), told: int = 0) -> list[str]:
-    found = LedgerRecount(partial_steps=list(halves))
-    return check_parameters(list(shards), found, records=RECORDS, epochs=EPOCHS, told=told)
+    counted = LedgerRecount(partial_steps=list(halves))
+    return check_parameters(list(shards), counted, records=RECORDS, epochs=EPOCHS, told=told)
 
 
 def test_what_agrees_with_the_ledger_passes() -> None:
