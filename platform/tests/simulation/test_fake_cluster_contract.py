@@ -84,13 +84,13 @@ def test_pods_without_room_wait_until_others_end() -> None:
 def test_pending_pod_that_is_deleted_never_runs() -> None:
     clock = VirtualClock()
     fake = FakeCluster(clock, start_latency=5, capacity=1)
-    seen: list[PodStatus] = []
-    fake.subscribe(seen.append)
+    statuses: list[PodStatus] = []
+    fake.subscribe(statuses.append)
     starting, waiting = fake.start(Role.WORKER, 0), fake.start(Role.WORKER, 1)
     fake.delete(waiting, 30)
     fake.delete(starting, 30)
     clock.advance(60)
-    assert [(pod.uid, pod.phase) for pod in seen] == [
+    assert [(pod.uid, pod.phase) for pod in statuses] == [
         (starting, PodPhase.PENDING),
         (waiting, PodPhase.PENDING),
         (waiting, PodPhase.GONE),
@@ -103,12 +103,12 @@ def test_sigterm_takes_its_time_and_the_grace_cuts_it_short() -> None:
     clock = VirtualClock()
     fake = FakeCluster(clock, term_latency=3)
     slow, cut = fake.start(Role.WORKER, 0), fake.start(Role.WORKER, 1)
-    seen: list[tuple[float, str, int | None]] = []
-    fake.subscribe(lambda pod: seen.append((clock.now(), pod.uid, pod.exit_code)))
+    changes: list[tuple[float, str, int | None]] = []
+    fake.subscribe(lambda pod: changes.append((clock.now(), pod.uid, pod.exit_code)))
     fake.delete(slow, 10)
     fake.delete(cut, 1)
     clock.advance(20)
-    assert seen == [(0, slow, None), (0, cut, None), (1, cut, 137), (3, slow, 143)]
+    assert changes == [(0, slow, None), (0, cut, None), (1, cut, 137), (3, slow, 143)]
     assert fake.pods() == []
 
 
@@ -116,11 +116,11 @@ def test_a_pod_that_was_told_to_go_leaves_with_its_cause_until_it_has_ended() ->
     clock = VirtualClock()
     fake = FakeCluster(clock, term_latency=2)
     uid = fake.start(Role.WORKER, 0, PodOptions(elevated=True))
-    seen: list[PodStatus] = []
-    fake.subscribe(seen.append)
+    statuses: list[PodStatus] = []
+    fake.subscribe(statuses.append)
     fake.take(uid, TerminationCause.PREEMPTED)
     clock.advance(2)
-    assert [(pod.phase, pod.leaving, pod.cause, pod.elevated) for pod in seen] == [
+    assert [(pod.phase, pod.leaving, pod.cause, pod.elevated) for pod in statuses] == [
         (PodPhase.RUNNING, True, TerminationCause.PREEMPTED, True),
         (PodPhase.GONE, False, TerminationCause.PREEMPTED, True),
     ]

@@ -20,18 +20,18 @@ def test_it_finds_the_records_that_the_master_and_workers_find(
 ) -> None:
     rows = [[f"part-{at}", sum(sizes)] for at, sizes in enumerate(blocks)]
     order = ShuffleOrder.from_rows(rows, BlockLayout.from_sizes(blocks, 1).runs, window, seed)
-    found = RecordedOrder.from_entry(rows, order.to_json()).epoch(epoch).records_between(0, order.records)
+    records = RecordedOrder.from_entry(rows, order.to_json()).epoch(epoch).records_between(0, order.records)
     expected = [order.epoch_order(epoch).locate_record(position) for position in range(order.records)]
-    assert found == [(place.source, place.record) for place in expected]
+    assert records == [(place.source, place.record) for place in expected]
 
 
 def test_a_part_of_a_window_is_the_same_part_of_the_whole() -> None:
     epoch = RecordedOrder((("a", 0, 7), ("a", 7, 5), ("b", 0, 9)), window=6, seed=3).epoch(2)
-    whole = epoch.records_between(0, 21)
-    assert sorted(whole) == sorted([*(("a", i) for i in range(12)), *(("b", i) for i in range(9))])
+    all_records = epoch.records_between(0, 21)
+    assert sorted(all_records) == sorted([*(("a", i) for i in range(12)), *(("b", i) for i in range(9))])
     for start in range(21):
         for end in range(start, 22):
-            assert epoch.records_between(start, end) == whole[start:end]
+            assert epoch.records_between(start, end) == all_records[start:end]
 
 
 def test_it_shares_no_code_with_the_product() -> None:

@@ -35,16 +35,16 @@ def world(ledger: dict[str, Any], records: int) -> dict[str, Any]:
 
 
 def count(*entries: dict[str, Any]) -> LedgerRecount:
-    found = LedgerRecount()
+    counted = LedgerRecount()
     for entry in (DATASET, leased(1, 0), leased(2, 4), *entries):
-        found.apply_entry(entry)
-    return found
+        counted.apply_entry(entry)
+    return counted
 
 
 def test_steps_of_all_ranks_count_once() -> None:
-    found = count(steps(1, [1, 2], [2, 2]), steps(2, [1, 4], [2, 4]), steps(2, [1, 4]))
-    assert find_ledger_problems(found, 1) == []
-    assert len(found.counted_steps) == 4
+    counted = count(steps(1, [1, 2], [2, 2]), steps(2, [1, 4], [2, 4]), steps(2, [1, 4]))
+    assert find_ledger_problems(counted, 1) == []
+    assert len(counted.counted_steps) == 4
 
 
 def test_a_record_that_no_step_contains_is_found() -> None:
@@ -56,22 +56,22 @@ def test_a_record_that_no_step_contains_is_found() -> None:
 def test_a_lease_that_returns_is_done_by_another() -> None:
     started = {"kind": "world_started", "step": 1, "done": [[1, 2]], "returned": [1], "repeated": 2}
     rest = leased(3, 2) | {"work": [0, "train", 2, 4]}
-    found = count(started, rest, steps(2, [3, 2], [2, 4]))
-    assert (find_ledger_problems(found, 1), found.repeated_records) == ([], 2)
+    counted = count(started, rest, steps(2, [3, 2], [2, 4]))
+    assert (find_ledger_problems(counted, 1), counted.repeated_records) == ([], 2)
     late = count(started, steps(2, [1, 4], [2, 4]))
     assert find_ledger_problems(late, 1) == ["epoch 0, train: records 2 to 4 are not done"]
 
 
 def test_a_world_without_a_state_goes_back_to_its_checkpoint() -> None:
     ledger = position(1, 4, [0, "train", 2, 4], [0, "train", 6, 8])
-    found = count(steps(1, [1, 2], [2, 2]), saved(ledger), steps(2, [1, 4]), world(ledger, 2))
-    assert (found.rollbacks, len(found.counted_steps)) == ([(1, 2)], 2)
+    counted = count(steps(1, [1, 2], [2, 2]), saved(ledger), steps(2, [1, 4]), world(ledger, 2))
+    assert (counted.rollbacks, len(counted.counted_steps)) == ([(1, 2)], 2)
 
 
 def test_the_last_worker_may_save_steps_that_no_entry_has_reported() -> None:
     ledger = position(1, 4, [0, "train", 2, 4], [0, "train", 6, 8])
-    found = count(saved(ledger), world(ledger, 0))
-    assert (found.rollbacks, len(found.counted_steps)) == ([(1, 0)], 2)
+    counted = count(saved(ledger), world(ledger, 0))
+    assert (counted.rollbacks, len(counted.counted_steps)) == ([(1, 0)], 2)
 
 
 def test_a_checkpoint_that_counts_other_steps_than_its_ranges_is_refused() -> None:

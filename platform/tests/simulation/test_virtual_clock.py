@@ -9,19 +9,19 @@ from edl.simulation.clock import VirtualClock
 
 def test_calls_run_at_their_own_time_also_nested_ones() -> None:
     clock = VirtualClock(100)
-    seen: list[tuple[str, float]] = []
-    clock.call_later(5, lambda: seen.append(("late", clock.now())))
+    calls: list[tuple[str, float]] = []
+    clock.call_later(5, lambda: calls.append(("late", clock.now())))
 
     def early() -> None:
-        seen.append(("early", clock.now()))
-        clock.call_later(1, lambda: seen.append(("nested", clock.now())))
+        calls.append(("early", clock.now()))
+        clock.call_later(1, lambda: calls.append(("nested", clock.now())))
 
     clock.call_later(2, early)
     clock.advance(4)
-    assert seen == [("early", 102), ("nested", 103)]
+    assert calls == [("early", 102), ("nested", 103)]
     assert clock.next_due == 105
     assert clock.advance_to_next()
-    assert seen[-1] == ("late", 105)
+    assert calls[-1] == ("late", 105)
     assert not clock.advance_to_next()
 
 
