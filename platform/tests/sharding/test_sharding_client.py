@@ -183,16 +183,16 @@ def test_a_program_may_wait_for_what_the_master_says_of_a_range(make_client: Mak
 
 def test_the_rest_of_a_range_that_another_worker_has_is_left_out(make_client: Make) -> None:
     client, master = make_client((0, 40), (50, 60))
-    seen = []
+    starts = []
     for batch in client.batches():
-        seen.append(batch.start)
+        starts.append(batch.start)
         if batch.start == 10:
             master.lost.add(1)
             shard = client._shard
             assert isinstance(shard, RecordShard)
             client._progress.send_all()
             assert not shard.is_held
-    assert seen == [0, 10, 50]
+    assert starts == [0, 10, 50]
     assert master.reported == [2]
 
 
@@ -281,8 +281,8 @@ def taken_ahead(client: Client, depth: int) -> Iterator[list[int]]:
 @pytest.mark.parametrize("depth", [1, 3, 9])
 def test_a_loader_that_works_ahead_gets_every_record_once(make_client: Make, depth: int) -> None:
     client, master = make_client((40, 75), (0, 20), (90, 100))
-    found = [number for batch in taken_ahead(client, depth) for number in batch]
-    assert found == [*range(40, 75), *range(20), *range(90, 100)]
+    records = [number for batch in taken_ahead(client, depth) for number in batch]
+    assert records == [*range(40, 75), *range(20), *range(90, 100)]
     assert master.steps == {1: 4, 2: 2, 3: 1}
     assert sorted(master.reported) == [1, 2, 3]
 

@@ -322,14 +322,19 @@ def test_programs_with_other_arrays_or_another_reduction_have_other_fingerprints
 def test_a_world_in_the_words_of_torchrun(addresses: tuple[str, ...], rank: int, expected: tuple[str, ...]) -> None:
     members = tuple(f"worker-{index}-x" for index in range(len(addresses)))
     world = ProgramWorld(7, rank, len(addresses), members, addresses, "")
-    found = world.environment
+    environment = world.environment
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
-    assert tuple(found[name] for name in names) == expected
-    assert (found["ROLE_RANK"], found["ROLE_WORLD_SIZE"]) == (found["RANK"], found["WORLD_SIZE"])
-    assert found["GROUP_RANK"] == str(len(set(addresses[: rank + 1])) - 1 if "unix" not in addresses[0] else 0)
-    assert 1024 < int(found["MASTER_PORT"]) < 65536
+    assert tuple(environment[name] for name in names) == expected
+    assert (environment["ROLE_RANK"], environment["ROLE_WORLD_SIZE"]) == (
+        environment["RANK"],
+        environment["WORLD_SIZE"],
+    )
+    assert environment["GROUP_RANK"] == str(len(set(addresses[: rank + 1])) - 1 if "unix" not in addresses[0] else 0)
+    assert 1024 < int(environment["MASTER_PORT"]) < 65536
     later = ProgramWorld(8, rank, len(addresses), members, addresses, "")
-    assert later.environment["MASTER_PORT"] != found["MASTER_PORT"], "a socket of the round before may still be open"
+    assert later.environment["MASTER_PORT"] != environment["MASTER_PORT"], (
+        "a socket of the round before may still be open"
+    )
 
 
 def test_the_environment_of_a_program_has_the_ranks_of_its_world(monkeypatch: pytest.MonkeyPatch) -> None:
