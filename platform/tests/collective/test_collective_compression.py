@@ -18,13 +18,13 @@ FLOATS = arrays.arrays(np.float32, 37, elements=st.floats(width=32, allow_nan=Fa
 @pytest.mark.parametrize("wire_type", WIRE_TYPES)
 @given(values=FLOATS, residual=arrays.arrays(np.float32, 37, elements=st.floats(-1, 1, width=32)))
 def test_nothing_finite_is_lost(wire_type: WireType, values: np.ndarray, residual: np.ndarray) -> None:
-    halves, kept = np.empty(37, np.uint16), residual.copy()
-    compress_in_numpy(values, kept, halves, wire_type)
+    halves, new_residual = np.empty(37, np.uint16), residual.copy()
+    compress_in_numpy(values, new_residual, halves, wire_type)
     widened = halves.view(np.float16).astype(np.float32) if wire_type == "float16" else widen_bfloat16(halves)
     with np.errstate(all="ignore"):
         finite = np.isfinite(widened) & np.isfinite(values + residual)
-        np.testing.assert_array_equal((widened + kept)[finite], (values + residual)[finite])
-    assert np.isfinite(kept).all()
+        np.testing.assert_array_equal((widened + new_residual)[finite], (values + residual)[finite])
+    assert np.isfinite(new_residual).all()
 
 
 @pytest.mark.native
@@ -37,16 +37,21 @@ def test_native_compression_has_the_bits_of_numpy(
     from edl.collective import _ring
 
     number = named_element_type(wire_type).number
-    ours, theirs, kept, same = np.empty(37, np.uint16), np.empty(37, np.uint16), residual.copy(), residual.copy()
-    compress_in_numpy(values, kept, ours, wire_type)
+    ours, theirs, our_residual, their_residual = (
+        np.empty(37, np.uint16),
+        np.empty(37, np.uint16),
+        residual.copy(),
+        residual.copy(),
+    )
+    compress_in_numpy(values, our_residual, ours, wire_type)
     try:
-        _ring.compress(values, same, theirs, number, isa)
+        _ring.compress(values, their_residual, theirs, number, isa)
     except ValueError:
         pytest.skip(f"this processor has no {isa}")
     with np.errstate(all="ignore"):
         numbers = ~np.isnan(values + residual)  # the bits of a NaN are nobody's
     np.testing.assert_array_equal(ours[numbers], theirs[numbers])
-    np.testing.assert_array_equal(kept, same)
+    np.testing.assert_array_equal(our_residual, their_residual)
 
 
 @pytest.mark.parametrize("wire_type", WIRE_TYPES)

@@ -231,8 +231,8 @@ def test_a_neighbour_that_comes_to_the_address_of_another_jobs_pod_is_reached(
 
 @pytest.mark.parametrize("fields", [{"round_id": RoundId(3, 6)}, {"sender": 2}, {"receiver": 2}, {"size": 4}])
 def test_an_answer_for_something_else_is_not_believed(listener: CollectiveListener, fields: dict[str, Any]) -> None:
-    asked = {"round_id": ROUND, "sender": 0, "receiver": 1, "size": 3, "shared_memory": False}
-    answer = OutgoingFrame(FrameKind.JOINED_ROUND, JoinRequest(**(asked | fields)).encode())
+    request_fields = {"round_id": ROUND, "sender": 0, "receiver": 1, "size": 3, "shared_memory": False}
+    answer = OutgoingFrame(FrameKind.JOINED_ROUND, JoinRequest(**(request_fields | fields)).encode())
     server = BulkServer("127.0.0.1:0", TOKEN, lambda _: answer, max_body_bytes=0)
     server.start()
     try:

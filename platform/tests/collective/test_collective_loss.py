@@ -29,7 +29,7 @@ class TestNativeLoss(LossContract):
 
 def test_connections_are_not_closed_while_another_thread_aborts_the_round() -> None:
     aborts, closed = Event(), Event()
-    found: list[str] = []
+    calls: list[str] = []
 
     class Ring:
         broken = False
@@ -37,10 +37,10 @@ def test_connections_are_not_closed_while_another_thread_aborts_the_round() -> N
         def abort(self, reason: str) -> None:
             aborts.set()
             closed.wait(0.05)
-            found.append("aborted")
+            calls.append("aborted")
 
         def close(self) -> None:
-            found.append("closed")
+            calls.append("closed")
             closed.set()
 
     communicator = Communicator(RoundId(1, 1), 0, 2, Ring())  # type: ignore[arg-type]
@@ -49,4 +49,4 @@ def test_connections_are_not_closed_while_another_thread_aborts_the_round() -> N
     assert aborts.wait(10)
     communicator.close()
     thread.join()
-    assert found == ["aborted", "closed"]
+    assert calls == ["aborted", "closed"]

@@ -17,9 +17,9 @@ DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int8, np.in
 
 def any_bits(dtype: Any, count: int, seed: int) -> Any:
     """Elements of every magnitude, infinities and subnormal ones among them, but no NaN: its bits are nobody's."""
-    found = np.random.default_rng(seed).integers(0, 256, count * np.dtype(dtype).itemsize, np.uint8).view(dtype)
+    elements = np.random.default_rng(seed).integers(0, 256, count * np.dtype(dtype).itemsize, np.uint8).view(dtype)
     with np.errstate(all="ignore"):
-        return np.where(np.isnan(found), np.zeros(1, dtype), found) if np.dtype(dtype).kind in "fV" else found
+        return np.where(np.isnan(elements), np.zeros(1, dtype), elements) if np.dtype(dtype).kind in "fV" else elements
 
 
 @pytest.mark.native
