@@ -57,9 +57,9 @@ def test_buckets_of_numbers_are_concatenated() -> None:
     age = tf.feature_column.bucketized_column(tf.feature_column.numeric_column("age"), boundaries=[18, 40])
     town = tf.feature_column.categorical_column_with_hash_bucket("town", hash_bucket_size=4)
     column = feature_column.concatenated_categorical_column([age, town])
-    found = ids_of(column, {"age": tf.constant([[20.0]]), "town": tf.constant([["Ulm"]])})
-    assert found[0, 0] == 1
-    assert 3 <= found[0, 1] < 7
+    ids = ids_of(column, {"age": tf.constant([[20.0]]), "town": tf.constant([["Ulm"]])})
+    assert ids[0, 0] == 1
+    assert 3 <= ids[0, 1] < 7
     assert set(column.parse_example_spec) == {"age", "town"}
 
 

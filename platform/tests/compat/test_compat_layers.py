@@ -264,12 +264,12 @@ def test_sparse_and_ragged_tensors_give_what_dense_ones_do(make: Any, rows: Any)
     layer = make()
     expected = [listed(layer(tf.constant([row])))[0] if row else [] for row in rows]
     ragged = tf.ragged.constant(rows, ragged_rank=1)
-    found, found_sparse = layer(ragged), layer(ragged.to_sparse())
-    assert isinstance(found, tf.RaggedTensor)
-    assert isinstance(found_sparse, tf.SparseTensor)
-    assert listed(found) == expected
-    assert listed(found_sparse) == expected
-    assert found_sparse.dense_shape.numpy().tolist() == [3, 2]
+    ragged_output, sparse_output = layer(ragged), layer(ragged.to_sparse())
+    assert isinstance(ragged_output, tf.RaggedTensor)
+    assert isinstance(sparse_output, tf.SparseTensor)
+    assert listed(ragged_output) == expected
+    assert listed(sparse_output) == expected
+    assert sparse_output.dense_shape.numpy().tolist() == [3, 2]
 
 
 def test_ragged_and_sparse_ids_are_concatenated() -> None:
@@ -302,9 +302,9 @@ def test_sparse_embedding_is_tensorflows_lookup() -> None:
     ids = sparse_of([[1, 2, 1], [], [4, 0]], tf.int64)
     for combiner in ("sum", "mean", "sqrtn"):
         layer = SparseEmbedding(5, 3, combiner=combiner)
-        found = layer(ids)
+        output = layer(ids)
         expected = tf.nn.safe_embedding_lookup_sparse(layer.embeddings.value, ids, combiner=combiner)
-        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(output, expected, rtol=1e-6, atol=1e-7)
 
 
 def test_sparse_embedding_refuses_by_name() -> None:

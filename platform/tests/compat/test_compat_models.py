@@ -44,16 +44,20 @@ def inputs() -> dict[str, Any]:
 
 def wide_and_deep() -> Any:
     """Text and a number as sparse ids of one table each for the wide and the deep part."""
-    given = inputs()
+    model_inputs = inputs()
     lookup, hashing, bins = IndexLookup(["Ulm", "Bonn"]), Hashing(16), Discretization([18.0, 40.0])
     ids = ConcatenateWithOffset([0, lookup.vocab_size(), lookup.vocab_size() + 16])(
-        [lookup(ToSparse()(given["town"])), hashing(ToSparse()(given["job"])), bins(ToSparse()(given["age"]))]
+        [
+            lookup(ToSparse()(model_inputs["town"])),
+            hashing(ToSparse()(model_inputs["job"])),
+            bins(ToSparse()(model_inputs["age"])),
+        ]
     )
     count = lookup.vocab_size() + 16 + bins.num_bins()
     wide = SparseEmbedding(count, 1, combiner="sum", name="wide")(ids)
     deep = SparseEmbedding(count, 4, name="deep")(ids)
     deep = keras.layers.Dense(4, activation="relu")(deep)
-    return keras.Model(given, keras.layers.Dense(1)(ConcatenateWithOffset(None)([wide, deep])))
+    return keras.Model(model_inputs, keras.layers.Dense(1)(ConcatenateWithOffset(None)([wide, deep])))
 
 
 def test_a_functional_model_over_sparse_text_trains() -> None:
@@ -66,16 +70,16 @@ def test_a_functional_model_over_sparse_text_trains() -> None:
 
 
 def test_symbolic_outputs_have_shapes_and_types() -> None:
-    given = inputs()
-    ids = Hashing(16)(ToSparse()(given["job"]))
+    model_inputs = inputs()
+    ids = Hashing(16)(ToSparse()(model_inputs["job"]))
     assert (ids.shape, ids.dtype, ids.sparse) == ((None, 1), "int64", True)
     assert SparseEmbedding(16, 3)(ids).shape == (None, 3)
-    assert Normalizer(0.0, 1.0)(given["age"]).shape == (None, 1)
+    assert Normalizer(0.0, 1.0)(model_inputs["age"]).shape == (None, 1)
 
 
 def test_ragged_ids_of_a_functional_model_are_combined() -> None:
-    given = keras.Input((1,), dtype="string")
-    model = keras.Model(given, SparseEmbedding(9, 2, combiner="sum")(Hashing(9)(ToRagged()(given))))
+    model_inputs = keras.Input((1,), dtype="string")
+    model = keras.Model(model_inputs, SparseEmbedding(9, 2, combiner="sum")(Hashing(9)(ToRagged()(model_inputs))))
     assert model(tf.constant([["a,b,c"], [""]])).shape == (2, 2)
     np.testing.assert_array_equal(model(tf.constant([[""]])), np.zeros((1, 2)))
 

@@ -170,10 +170,10 @@ def test_statistics_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("listed", IMPORTS, ids=lambda listed: listed.module)
 def test_what_the_page_lists_is_there(listed: Import) -> None:
-    found = importlib.import_module(listed.module)
+    module = importlib.import_module(listed.module)
     assert [name for name in IMPORTED.get(listed.module, ()) if name not in listed.names] == []
     for name in listed.names:
-        assert getattr(found, name) is not None
+        assert getattr(module, name) is not None
 
 
 def test_the_page_lists_what_model_modules_import() -> None:

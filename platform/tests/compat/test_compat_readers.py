@@ -85,20 +85,20 @@ def test_a_job_reads_with_it(tmp_path: Path) -> None:
 
 def test_it_gets_the_records_of_a_task_if_it_has_that_argument(tmp_path: Path) -> None:
     def custom_data_reader(data_origin: str, records_per_task: int, **kwargs: Any) -> AbstractDataReader:
-        given.append(records_per_task)
+        arguments.append(records_per_task)
         return CompatNumbers(data_dir=data_origin)
 
     def other_reader(origin: str, **kwargs: Any) -> AbstractDataReader:
-        given.append(kwargs)
+        arguments.append(kwargs)
         return CompatNumbers(data_dir=origin)
 
-    given: list[Any] = []
+    arguments: list[Any] = []
     train = TrainSpec(minibatch_size=32, minibatches_per_task=4)
     data = DataSpec(training=("/nowhere",))
     open_data_set(data, "training", custom_data_reader, tmp_path, train)
     open_data_set(replace(data, reader={"records_per_task": 7}), "training", custom_data_reader, tmp_path, train)
     open_data_set(data, "training", other_reader, tmp_path, train)
-    assert given == [128, 7, {}]
+    assert arguments == [128, 7, {}]
 
 
 def test_the_recordio_reader_lists_a_directory(tmp_path: Path) -> None:

@@ -34,14 +34,14 @@ def fit(callbacks: list[Any], *, epochs: int = 1) -> Any:
 
 
 def test_the_rate_follows_the_number_of_updates_over_epochs() -> None:
-    seen = []
+    versions = []
 
     def schedule(model_version: int) -> float:
-        seen.append(model_version)
+        versions.append(model_version)
         return 0.1 if model_version < 8 else 0.01
 
     model = fit([LearningRateScheduler(schedule)], epochs=2)
-    assert seen == list(range(12))
+    assert versions == list(range(12))
     assert float(model.optimizer.learning_rate) == pytest.approx(0.01)
 
 
