@@ -53,8 +53,8 @@ class RoundsServer:
         self.leases.attach_master(1, 0, [], [])
         self.contents = CountingContents()
         self.cuts: CutState[int] = CutState()
-        held = lambda: self.cuts.is_paused  # noqa: E731
-        self.together = SyncUpdater(self.leases, self.contents, wanted, tolerance, held)  # type: ignore[arg-type]
+        is_held = lambda: self.cuts.is_paused  # noqa: E731
+        self.together = SyncUpdater(self.leases, self.contents, wanted, tolerance, is_held)  # type: ignore[arg-type]
         self.behind: list[PendingPush] = []
         self.rounds: list[tuple[PushId, ...]] = []
 
@@ -232,8 +232,8 @@ class RoundsSimulator:
 
     def _copy(self, part: int) -> None:
         server, within = self.servers[part], self.cut.included_steps
-        held = {lease: through for lease, through in server.leases.steps_by_lease().items() if within.get(lease)}
-        assert held == {lease: through for lease, through in within.items() if through}, "not the same on all"
+        included = {lease: through for lease, through in server.leases.steps_by_lease().items() if within.get(lease)}
+        assert included == {lease: through for lease, through in within.items() if through}, "not the same on all"
         server.cuts.record_copy(self.cut.number, 0, pin=False)
         server.settle()
         self.cut.record_answer(CutStage.SNAPSHOT, str(part))

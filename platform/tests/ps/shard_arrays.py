@@ -16,6 +16,6 @@ def shard_arrays(cut: CutSnapshot) -> tuple[dict[str, np.ndarray], dict[str, str
         parts[name].append(values.copy() if name.startswith("rows/") else values)
     arrays = {}
     for name, dtype, shape in shard.array_shapes:
-        found = parts[name]
-        arrays[name] = found[0] if len(found) == 1 else np.concatenate([np.empty((0, *shape[1:]), dtype), *found])
+        pieces = parts[name]
+        arrays[name] = pieces[0] if len(pieces) == 1 else np.concatenate([np.empty((0, *shape[1:]), dtype), *pieces])
     return arrays, dict(shard.metadata)

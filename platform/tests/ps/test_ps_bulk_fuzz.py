@@ -229,10 +229,10 @@ def loaded_plane(store: str) -> BulkPlane:
 
 def loaded_bulk_plane(store: str) -> BulkPlane:
     """A server that holds DECLARE's model, with some rows."""
-    found = plane(store)
-    found(frame(FrameKind.DECLARE, DECLARE, bytes(4 * DENSE)))
-    found(push(0, [1, 2, 999]))
-    return found
+    server = plane(store)
+    server(frame(FrameKind.DECLARE, DECLARE, bytes(4 * DENSE)))
+    server(push(0, [1, 2, 999]))
+    return server
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -262,19 +262,19 @@ def answer(server: BulkPlane, request: ReceivedFrame) -> OutgoingFrame:
     tracemalloc.reset_peak()
     before = tracemalloc.get_traced_memory()[0]
     try:
-        given = server(request)
+        reply = server(request)
     except RefusedError as refused:
-        given = refusal_frame(refused)
-    taken = tracemalloc.get_traced_memory()[1] - before
+        reply = refusal_frame(refused)
+    taken_bytes = tracemalloc.get_traced_memory()[1] - before
     resident, reserved = server.native()
     bound = BOUND + FACTOR * (len(request.meta) + request.body.nbytes)
-    if given.kind is FrameKind.DECLARED:
+    if reply.kind is FrameKind.DECLARED:
         bound += server.declared(request)
     native = max(0, resident - resident_before)
-    assert taken + native <= bound, f"{taken} bytes were taken, and {native} of native memory"
+    assert taken_bytes + native <= bound, f"{taken_bytes} bytes were taken, and {native} of native memory"
     assert reserved <= ADDRESSES * len(server.server.collect_statistics().tables)
-    assert given.kind in (FrameKind.REFUSED, ANSWERS.get(request.kind))
-    return given
+    assert reply.kind in (FrameKind.REFUSED, ANSWERS.get(request.kind))
+    return reply
 
 
 @MANY
@@ -312,8 +312,8 @@ def test_what_can_be_held_takes_no_more_memory_than_it_declares(store: str, give
 
 def serves(server: BulkPlane, head: pb.Declare) -> None:
     for table in head.tables:
-        asked = pb.PullRows(tables=[pb.TableRows(name=table.name, count=1)])
-        rows = np.frombuffer(server(frame(FrameKind.PULL_ROWS, asked, bytes(8))).buffers[0], np.float32)
+        request = pb.PullRows(tables=[pb.TableRows(name=table.name, count=1)])
+        rows = np.frombuffer(server(frame(FrameKind.PULL_ROWS, request, bytes(8))).buffers[0], np.float32)
         assert len(rows) == table.dim
         assert np.isfinite(rows).all()
 
@@ -338,7 +338,7 @@ def test_what_is_refused_has_changed_nothing(loaded_plane: BulkPlane, request_: 
 
 
 def contents(server: BulkPlane) -> list[bytes]:
-    asked = frame(FrameKind.PULL, pb.Pull()), frame(FrameKind.SCAN_ROWS, pb.ScanRows(table="emb", limit=ROWS))
+    frames = frame(FrameKind.PULL, pb.Pull()), frame(FrameKind.SCAN_ROWS, pb.ScanRows(table="emb", limit=ROWS))
     return [
-        part for request in asked for given in [server(request)] for part in (given.meta, *map(bytes, given.buffers))
+        part for request in frames for reply in [server(request)] for part in (reply.meta, *map(bytes, reply.buffers))
     ]

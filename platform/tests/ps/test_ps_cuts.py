@@ -104,14 +104,14 @@ def test_pins_are_kept_until_they_are_released():
 
 def test_updates_go_on_while_room_is_made_for_the_copy(two_servers, monkeypatch: pytest.MonkeyPatch):
     (ps, _), (worker, _) = two_servers
-    seen = []
+    outcomes = []
 
     def make_room(store: TableParameterStore) -> None:
-        seen.append(worker.push(LEASE, 0, [1, 1, 1])[0].outcome)
+        outcomes.append(worker.push(LEASE, 0, [1, 1, 1])[0].outcome)
 
     monkeypatch.setattr(TableParameterStore, "preallocate_copy", make_room)
     ps.prepare(1)
-    assert seen == [pb.Pushed.APPLIED]
+    assert outcomes == [pb.Pushed.APPLIED]
 
 
 @pytest.fixture
@@ -177,15 +177,15 @@ def test_steps_wait_while_a_cut_is_held_and_are_not_in_it(two_servers):
 def test_a_step_that_another_server_has_is_waited_for_and_let_in(two_servers):
     (ps, late), (worker, slow) = two_servers
     worker.push(LEASE, 0, [1, 1, 1])
-    assert [one.hold(1) for one in (ps, late)] == [{LEASE: 1}, {}]
+    assert [server.hold(1) for server in (ps, late)] == [{LEASE: 1}, {}]
     first = late.snapshot(1, pin=True, within={LEASE: 1, LEASE + 1: 0})
     assert first.waits, "it has not come"
-    held = WaitingPush(late.worker(), LEASE + 1, 0, [7, 7, 7])
+    waiting_push = WaitingPush(late.worker(), LEASE + 1, 0, [7, 7, 7])
     kept_out(late, 1)
     assert slow.push(LEASE, 0, [1, 1, 1])[0].outcome == pb.Pushed.APPLIED
     assert late.snapshot(1, pin=True, within={LEASE: 1, LEASE + 1: 0}).version == 1
     np.testing.assert_array_equal(slow.pull(pin=1)[1], [-1, -1, -1])
-    assert held.result()[0].outcome == pb.Pushed.APPLIED
+    assert waiting_push.result()[0].outcome == pb.Pushed.APPLIED
 
 
 def test_a_server_that_has_more_than_a_cut_refuses_it(two_servers):

@@ -87,13 +87,13 @@ def test_any_damage_to_any_file_is_noticed_and_the_previous_checkpoint_is_found(
     changed = damaged(intact, draw)
     path.write_bytes(changed)
     skipped: list[SkippedCheckpoint] = []
-    found = newest_intact_checkpoint(folder, skipped.append)
-    assert found is not None
-    if found.cut == 2:  # nothing that counts: white space around the manifest
+    checkpoint = newest_intact_checkpoint(folder, skipped.append)
+    assert checkpoint is not None
+    if checkpoint.cut == 2:  # nothing that counts: white space around the manifest
         assert contents(load_owned_part(directory, 0, SLOTS)) == contents(cut_of(2))
         assert file == "manifest.json" or changed == intact
         return
-    assert [(one.cut, bool(one.reason)) for one in skipped] == [(2, True)]
+    assert [(each.cut, bool(each.reason)) for each in skipped] == [(2, True)]
     with pytest.raises(StorageError) as caught:
         load_owned_part(directory, 0, SLOTS)
     assert str(caught.value)
@@ -108,14 +108,14 @@ Change = dict[str, Any]
 @st.composite
 def changes(draw: st.DrawFn, names: list[str]) -> Change:
     """Some arrays replaced by others, or gone."""
-    found: Change = {}
+    change: Change = {}
     for name in draw(st.lists(st.sampled_from(names), min_size=1, max_size=2, unique=True)):
         shape = draw(st.lists(st.sampled_from([0, 1, 2, 3, 14]), max_size=3))
         dtype = draw(st.sampled_from(["float32", "float64", "int64", "int8", "uint64", "bool"]))
         value = draw(st.sampled_from([0, 1, 49, 50, -1, 2**40]))
         with np.errstate(all="ignore"):
-            found[name] = draw(st.sampled_from([None, np.full(shape, value, "int64").astype(dtype)]))
-    return found
+            change[name] = draw(st.sampled_from([None, np.full(shape, value, "int64").astype(dtype)]))
+    return change
 
 
 @MANY

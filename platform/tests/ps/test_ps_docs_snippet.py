@@ -44,9 +44,9 @@ def test_the_pages_ten_lines_read_a_shard_of_a_parameter_server(tmp_path: Path) 
     code = f"import sys; sys.modules['edl'] = None\n{snippet}{TELL}"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["variables"] == {"a/kernel": [[0, 1], [2, 3]], "a/mean": [4]}
-    assert told["tables"][TABLE.name].keys() == {"900", "3"}
-    np.testing.assert_allclose(told["tables"][TABLE.name]["3"], [-0.5, -0.5], rtol=1e-5)
-    assert told["slot"] == [[16, 16], [16, 16]]
-    assert not {"tensorflow", "keras", "torch"} & set(told["imported"])
+    printed = json.loads(done.stdout)
+    assert printed["variables"] == {"a/kernel": [[0, 1], [2, 3]], "a/mean": [4]}
+    assert printed["tables"][TABLE.name].keys() == {"900", "3"}
+    np.testing.assert_allclose(printed["tables"][TABLE.name]["3"], [-0.5, -0.5], rtol=1e-5)
+    assert printed["slot"] == [[16, 16], [16, 16]]
+    assert not {"tensorflow", "keras", "torch"} & set(printed["imported"])

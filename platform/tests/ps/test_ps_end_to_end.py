@@ -123,10 +123,10 @@ def test_a_push_of_another_size_or_of_rows_that_cannot_be_is_refused_and_the_con
 @pytest.mark.parametrize("given", [{"rate": np.nan}, {"rate": np.inf}, {"rate": -np.inf}, {"weight": np.nan}])
 def test_a_push_whose_rate_or_weight_is_not_finite_is_refused_and_changes_nothing(worker, given):
     before = worker.pull()[1]
-    said = assert_refused(lambda: worker.push(LEASE, 0, [1] * 5, rows=([1], np.ones((1, 4))), **given), "bad")
+    message = assert_refused(lambda: worker.push(LEASE, 0, [1] * 5, rows=([1], np.ones((1, 4))), **given), "bad")
     ((what, number),) = given.items()
     field = {"rate": "Push.learning_rate", "weight": "Push.weight"}[what]
-    assert f"{field}: {number}" in said
+    assert f"{field}: {number}" in message
     version, after = worker.pull()
     assert version == 0
     np.testing.assert_array_equal(after, before)

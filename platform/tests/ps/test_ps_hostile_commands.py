@@ -43,7 +43,7 @@ class HostileTarget:
     def bases(self) -> list[tuple[Any, Any]]:
         """Every method with what all but one field of a message may be."""
         lease, next_cut = (self.incarnation << 32) + 1, self.cut + 1
-        said: dict[str, Any] = {"incarnation": self.incarnation, "cut": next_cut}
+        fields: dict[str, Any] = {"incarnation": self.incarnation, "cut": next_cut}
         directory = str(cut_directory(self.folder, next_cut))
         within = [pb.LeaseStep(lease=lease, through=0)]
         requests: dict[str, list[Any]] = {
@@ -52,15 +52,15 @@ class HostileTarget:
                 pb.AttachRequest(incarnation=self.incarnation + 1, restore=directory, slots=[0] * 256),
             ],
             "Revoke": [pb.RevokeRequest(incarnation=self.incarnation, leases=[lease])],
-            "Prepare": [pb.PrepareRequest(**said)],
-            "Hold": [pb.HoldRequest(**said)],
+            "Prepare": [pb.PrepareRequest(**fields)],
+            "Hold": [pb.HoldRequest(**fields)],
             "Snapshot": [
-                pb.SnapshotRequest(**said, within=within, pin=True),
-                pb.SnapshotRequest(**said, within=within, checkpoint=directory, keep=True),
+                pb.SnapshotRequest(**fields, within=within, pin=True),
+                pb.SnapshotRequest(**fields, within=within, checkpoint=directory, keep=True),
             ],
-            "Release": [pb.ReleaseRequest(**said)],
-            "Unpin": [pb.UnpinRequest(**said)],
-            "Saved": [pb.SavedRequest(**said)],
+            "Release": [pb.ReleaseRequest(**fields)],
+            "Unpin": [pb.UnpinRequest(**fields)],
+            "Saved": [pb.SavedRequest(**fields)],
         }
         assert set(requests) == {method.name for method in METHODS}, "a new method is walked as well"
         return [(method, base) for method in METHODS for base in requests[method.name]]
@@ -74,11 +74,11 @@ class HostileTarget:
         assert self.ps.attach(self.incarnation, cut=self.cut).initialized
         assert self.worker.push(lease, 0, [1, 1, 1])[0].outcome == pb.Pushed.APPLIED
         self.cut += 1
-        said: dict[str, Any] = {"incarnation": self.incarnation, "cut": self.cut}
+        fields: dict[str, Any] = {"incarnation": self.incarnation, "cut": self.cut}
         channel = self.ps.channel
-        applied = channel.call(PsControlMethods.Hold, pb.HoldRequest(**said), timeout=20).applied
+        applied = channel.call(PsControlMethods.Hold, pb.HoldRequest(**fields), timeout=20).applied
         assert {step.lease: step.through for step in applied}[lease] == 1
-        request = pb.SnapshotRequest(**said, within=[pb.LeaseStep(lease=lease, through=1)])
+        request = pb.SnapshotRequest(**fields, within=[pb.LeaseStep(lease=lease, through=1)])
         assert not channel.call(PsControlMethods.Snapshot, request, timeout=20).waits
         assert len(self.worker.pull()[1]) == 3
 
@@ -98,14 +98,14 @@ def test_whatever_a_parameter_server_is_told_it_is_there_for_the_next_master(
     while numbers:
         bad_values = [list(messages_with(method.request, base)) for method, base in target.bases()]
         methods = [method for method, _ in target.bases()]
-        said = []
+        sent_values = []
         for at, n in numbers[:AT_ONCE]:
             path, _, value, request = bad_values[at][n]
-            said.append(f"{methods[at].name}.{path} = {value!r:.40}")
+            sent_values.append(f"{methods[at].name}.{path} = {value!r:.40}")
             call = partial(target.ps.channel.call, methods[at], request, timeout=20)
-            assert refusal_of(call) in PERMITTED, said
+            assert refusal_of(call) in PERMITTED, sent_values
         del numbers[:AT_ONCE]
         try:
             target.next_master()
         except Exception as error:
-            raise AssertionError(said) from error
+            raise AssertionError(sent_values) from error

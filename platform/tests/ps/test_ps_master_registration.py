@@ -60,13 +60,13 @@ def keep(
     heard: Callable[[int], None] = lambda incarnation: None,
 ) -> None:
     ticks = iter(range(10_000))
-    told = itertools.count(1)
+    entered = itertools.count(1)
     keep_registered(
         master,  # type: ignore[arg-type]
         pb.RegisterRequest(),
         stopping,
         lost_timeout=seconds,
-        collect_figures=lambda: pb.PsFigures(entered=next(told)),
+        collect_figures=lambda: pb.PsFigures(entered=next(entered)),
         record_incarnation=heard,
         clock=lambda: next(ticks),
     )
@@ -80,8 +80,8 @@ def test_it_registers_again_and_again_and_says_only_what_changed(caplog):
     )
     keep(master, stopping)
     assert master.calls == 7
-    said = [record.getMessage().split(":")[0] for record in caplog.records]
-    assert said[:4] == [
+    messages = [record.getMessage().split(":")[0] for record in caplog.records]
+    assert messages[:4] == [
         "waiting for the master",
         "registered with unix",
         "waiting for the master",

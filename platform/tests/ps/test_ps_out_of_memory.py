@@ -53,10 +53,10 @@ def push(**ids: range) -> PushGradients:
 @pytest.fixture(params=HERE)
 def server(request: pytest.FixtureRequest) -> ParameterServer:
     """A server that holds DECLARED."""
-    made = ParameterServer(0, ShardWriter(0), store_factory=StoreFactory(request.param), push_timeout=0.0)
-    made.attach_master(MasterAttachment(1, 0))
-    made.declare_model(DECLARED, np.zeros(2, np.float32))
-    return made
+    parameter_server = ParameterServer(0, ShardWriter(0), store_factory=StoreFactory(request.param), push_timeout=0.0)
+    parameter_server.attach_master(MasterAttachment(1, 0))
+    parameter_server.declare_model(DECLARED, np.zeros(2, np.float32))
+    return parameter_server
 
 
 def table(server: ParameterServer, name: str) -> Any:
@@ -127,16 +127,16 @@ def test_after_half_a_push_nothing_is_given_away_until_a_checkpoint_is_restored(
     saved = server.wait_until_saved(1, 1, 10.0)
     shard = ShardInfo(saved.file, saved.size, int(saved.checksum, 16))
     commit_checkpoint(directory, CheckpointManifest(1, 1, "2026-01-01T00:00:00+00:00", (shard,), {}))
-    held = server.require_declaration()
+    declaration = server.require_declaration()
     with monkeypatch.context() as little:
         little.setattr(type(table(server, "users")), "apply_gradients", none_left)
         with pytest.raises(PartialUpdateError, match=r"push.*4 rows of table 'users' \(any id x 8\)"):
             sent(server, 1, push(users=range(4)))
     for call in (
-        lambda: server.pull(held, np.empty(2, np.float32)),
+        lambda: server.pull(declaration, np.empty(2, np.float32)),
         lambda: server.pull_rows({"users": np.array([1])}),
         lambda: server.scan_rows("users", 0, 9),
-        lambda: server.push(PendingPush(PushId(LEASE, 1), held, push(users=range(4)))),
+        lambda: server.push(PendingPush(PushId(LEASE, 1), declaration, push(users=range(4)))),
         lambda: server.take_snapshot(1, 2, None, pin=True),
         server.require_declaration,
     ):

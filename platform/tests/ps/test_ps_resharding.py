@@ -55,8 +55,8 @@ class PsFleet:
         assert isinstance(manifest, CheckpointManifest)
         assert len(manifest.shards) == len(self.servers)
         contents = read_checkpoint_contents(directory / shard.file for shard in manifest.shards)
-        found = checkpoint_export.export_columns(contents, include_slots=True)
-        return {column.name: b"".join(piece.tobytes() for piece in column.iter_pieces()) for column in found}
+        columns = checkpoint_export.export_columns(contents, include_slots=True)
+        return {column.name: b"".join(piece.tobytes() for piece in column.iter_pieces()) for column in columns}
 
     def _owned(self, index: int) -> Sequence[str]:
         return [name for name in VALUES if owner_of_name(name, self._slots) == index]

@@ -75,23 +75,23 @@ def test_a_push_that_one_table_has_no_room_for_changes_nothing_at_all(stores):
     server = ParameterServer(0, ShardWriter(0), store_factory=stores(RowRetention(max_rows=3)))
     server.attach_master(MasterAttachment(1, 0))
     server.declare_model(DECLARED, np.zeros(2, np.float32))
-    held, slab = server.require_declaration(), np.empty(2, np.float32)
+    declaration, slab = server.require_declaration(), np.empty(2, np.float32)
     for _ in range(2):
         with pytest.raises(TableFullError, match=r"table 'large' \(1000 x 2\).*0 rows.*4 new"):
-            server.push(PendingPush(PushId(LEASE, 0), held, push(small=[1, 2], large=[1, 2, 3, 4])))
-        assert server.pull(held, slab) == 0
+            server.push(PendingPush(PushId(LEASE, 0), declaration, push(small=[1, 2], large=[1, 2, 3, 4])))
+        assert server.pull(declaration, slab) == 0
         np.testing.assert_array_equal(slab, 0)
         assert server.position_limit("small") == 0
     assert (
-        server.push(PendingPush(PushId(LEASE, 0), held, push(small=[1, 2], large=[1, 2, 3])))[0]
+        server.push(PendingPush(PushId(LEASE, 0), declaration, push(small=[1, 2], large=[1, 2, 3])))[0]
         is AdmissionOutcome.ADMITTED
     )
-    assert server.pull(held, slab) == 1
+    assert server.pull(declaration, slab) == 1
 
 
 def test_a_checkpoint_says_which_step_named_each_row_last(stores, tmp_path):
-    made = stores(RowRetention(evict_after_steps=3))
-    store = made.make_store(DECLARED, np.zeros(2, np.float32))
+    factory = stores(RowRetention(evict_after_steps=3))
+    store = factory.make_store(DECLARED, np.zeros(2, np.float32))
     for step, ids in enumerate(([1, 2, 3], [2, 3], [3]), start=1):
         store.apply_gradients(push(small=ids), step)
     directory = cut_directory(tmp_path, 1)
@@ -103,11 +103,13 @@ def test_a_checkpoint_says_which_step_named_each_row_last(stores, tmp_path):
             1, 3, "2026-01-01T00:00:00+00:00", (ShardInfo(saved.file, saved.size, int(saved.checksum, 16)),), {}
         ),
     )
-    (found,) = (table for table in read_checkpoint_contents([directory / saved.file]).tables if table.name == "small")
-    assert (found.row_count, found.slots) == (3, ("accumulator",))
+    (small_table,) = (
+        table for table in read_checkpoint_contents([directory / saved.file]).tables if table.name == "small"
+    )
+    assert (small_table.row_count, small_table.slots) == (3, ("accumulator",))
 
     back = load_owned_part(directory, 0, initial_placement(1))
-    restored = made.restore_store(back.snapshot, back.version)
+    restored = factory.restore_store(back.snapshot, back.version)
     for step, left in ((4, [1, 2, 3]), (5, [2, 3]), (6, [3]), (7, [])):
         restored.apply_gradients(push(large=[5], small=[]), step)
         rows = restored.take_snapshot().tables["small"].read_all()

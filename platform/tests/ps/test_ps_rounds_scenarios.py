@@ -31,8 +31,8 @@ class RoundsScenario:
     def line(self, line: str) -> Iterator[str]:
         """Do what a line says; yields what follows from it."""
         words = line.split()
-        if found := PUSH.fullmatch(line):
-            yield from self._push(**found.groupdict())
+        if match := PUSH.fullmatch(line):
+            yield from self._push(**match.groupdict())
         elif words[1:] == ["goes", "on"]:
             server, push = self._pushes[words[0]]
             server.take(push)
@@ -70,7 +70,7 @@ class RoundsScenario:
         round: str | None,  # noqa: A002  a group of the pattern
     ) -> Iterator[str]:
         next_lease = NUMBER + int(following) if following and int(following) else 0
-        named = tuple(_share(one) for one in (round or "").split())
+        named = tuple(_share(word) for word in (round or "").split())
         push = PendingPush(
             _share(share),
             None,  # type: ignore[arg-type]
@@ -120,10 +120,10 @@ def _share(text: str) -> PushId:
 def test_scenario(path: Path) -> None:
     lines = path.read_text().splitlines()
     (wanted,) = [int(line.split()[1]) for line in lines if line.startswith("wanted")]
-    scenario, found = RoundsScenario(wanted), []
+    scenario, actual_lines = RoundsScenario(wanted), []
     for line in lines:
         if line.startswith(">"):
-            found += [line, *(f"  {said}" for said in scenario.line(line.removeprefix("> ")))]
+            actual_lines += [line, *(f"  {text}" for text in scenario.line(line.removeprefix("> ")))]
         elif not line.startswith("  "):
-            found.append(line)
-    assert "\n".join(found) == "\n".join(lines)
+            actual_lines.append(line)
+    assert "\n".join(actual_lines) == "\n".join(lines)

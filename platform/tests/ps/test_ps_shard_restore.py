@@ -44,8 +44,8 @@ def trained(variables: tuple[VariableSpec, ...], seed: int, optimizer: str = "ad
 
 def variables(*names: str) -> tuple[VariableSpec, ...]:
     """In slab order: every third name is a statistic."""
-    made = [VariableSpec(name, (2, i % 3 + 1), statistic=i % 3 == 2) for i, name in enumerate(NAMES) if name in names]
-    return tuple(sorted(made, key=lambda variable: variable.statistic))
+    specs = [VariableSpec(name, (2, i % 3 + 1), statistic=i % 3 == 2) for i, name in enumerate(NAMES) if name in names]
+    return tuple(sorted(specs, key=lambda variable: variable.statistic))
 
 
 def spread(count: int) -> list[CutSnapshot]:
@@ -62,19 +62,19 @@ def spread(count: int) -> list[CutSnapshot]:
 
 def contents(cuts: list[CutSnapshot]) -> dict[str, bytes]:
     """Everything by name, however it is spread; rows by id."""
-    found: dict[str, bytes] = {}
+    bytes_by_name: dict[str, bytes] = {}
     for cut in cuts:
         arrays, _ = shard_arrays(cut)
         for name, array in arrays.items():
             if not name.startswith("rows/"):
-                assert name not in found
-                found[name] = array.tobytes()
+                assert name not in bytes_by_name
+                bytes_by_name[name] = array.tobytes()
         rows = cut.snapshot.tables["emb"].read_all()
         for position, row in enumerate(rows.ids.tolist()):
-            assert f"row/{row}" not in found
+            assert f"row/{row}" not in bytes_by_name
             slots = [slot[position].tobytes() for slot in rows.slots.values()]
-            found[f"row/{row}"] = b"".join([rows.values[position].tobytes(), *slots])
-    return found
+            bytes_by_name[f"row/{row}"] = b"".join([rows.values[position].tobytes(), *slots])
+    return bytes_by_name
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adagrad", "adam"])
@@ -112,10 +112,10 @@ def test_another_number_of_ps_holds_the_same_values_each_once(before, after):
 
 
 def test_shards_of_two_models_are_not_mixed():
-    one = trained(variables(NAMES[0]), seed=0)
-    other = replace(one, snapshot=replace(one.snapshot, declaration=replace(one.snapshot.declaration, fingerprint="x")))
+    cut = trained(variables(NAMES[0]), seed=0)
+    other = replace(cut, snapshot=replace(cut.snapshot, declaration=replace(cut.snapshot.declaration, fingerprint="x")))
     with pytest.raises(StorageError, match="two models"):
-        merge_cuts([one, other])
+        merge_cuts([cut, other])
     with pytest.raises(StorageError, match="no shards"):
         merge_cuts([])
 
@@ -159,10 +159,10 @@ def test_a_shard_whose_strings_or_shapes_are_of_another_kind_is_no_shard():
 
 def test_of_a_lease_the_part_that_knows_most_counts():
     """A PS that was restored alone after the lease was granted knows less of it."""
-    one, other = (
+    first, other = (
         replace(cut, applied_steps=applied) for cut, applied in zip(spread(2), ({11: 2}, {11: 5, 12: 1}), strict=True)
     )
-    assert merge_cuts([one, other]).applied_steps == merge_cuts([other, one]).applied_steps == {11: 5, 12: 1}
+    assert merge_cuts([first, other]).applied_steps == merge_cuts([other, first]).applied_steps == {11: 5, 12: 1}
 
 
 def test_one_ps_resumes_what_two_saved_in_the_order_that_a_worker_declares(start, tmp_path):

@@ -77,8 +77,8 @@ def test_counts_are_those_of_all_updates(updates: list[list[int]], refused: int)
     for _ in range(refused):
         tally.count_stale_push()
     flat = [each for update in updates for each in update]
-    made = sum(map(bool, updates))
-    assert tally.push_counts == PushCounts(len(flat), made, refused, sum(flat), max(flat, default=0))
+    update_count = sum(map(bool, updates))
+    assert tally.push_counts == PushCounts(len(flat), update_count, refused, sum(flat), max(flat, default=0))
 
 
 @pytest.mark.parametrize("staleness_aware", [False, True])
@@ -167,8 +167,8 @@ def test_tables_say_rows_bytes_what_was_dropped_and_the_bound() -> None:
 
 def test_tables_are_told_by_name_up_to_a_bound() -> None:
     names = tuple(f"t{number:04}" for number in range(MAX_REPORTED_TABLES + 50))
-    told = PsStatisticsCollector(TwoTablePs.make(ASYNC, tables=names[::-1]).server).collect_message().tables
-    assert tuple(table.name for table in told) == names[:MAX_REPORTED_TABLES]
+    tables = PsStatisticsCollector(TwoTablePs.make(ASYNC, tables=names[::-1]).server).collect_message().tables
+    assert tuple(table.name for table in tables) == names[:MAX_REPORTED_TABLES]
 
 
 def test_before_anything_is_declared_there_are_no_tables() -> None:

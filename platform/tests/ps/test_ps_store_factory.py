@@ -83,9 +83,9 @@ def test_without_the_extension_numpy_serves_and_the_reason_is_the_import_s(monke
 
     monkeypatch.delitem(sys.modules, "edl.numerics.native_table", raising=False)
     monkeypatch.setattr(builtins, "__import__", without)
-    found = model_state.find_extension()
-    assert (found.optimizers, "libstdc++ is too old" in found.problem) == ((), True)
-    assert type(StoreFactory(native_extension=found).make_store(declared(ADAM), NOTHING)) is NumpyParameterStore
+    extension = model_state.find_extension()
+    assert (extension.optimizers, "libstdc++ is too old" in extension.problem) == ((), True)
+    assert type(StoreFactory(native_extension=extension).make_store(declared(ADAM), NOTHING)) is NumpyParameterStore
 
 
 def test_that_the_optimizer_decided_is_said_once_it_is_known(caplog):

@@ -29,8 +29,8 @@ def waiting_push(worker: int, step: int = 0, *, last: bool = False) -> WaitingPu
 def join_round(rounds: SyncRounds, *pushes: WaitingPush) -> list[list[int]]:
     """The rounds that close while these sit down, as the workers in them."""
     closed = []
-    for one in pushes:
-        rounds.join(one)
+    for push in pushes:
+        rounds.join(push)
         closed.append([other.worker for other in rounds.close_round()])
     return closed
 
@@ -65,7 +65,7 @@ def test_a_worker_that_cannot_come_is_not_waited_for(gone: str) -> None:
         rounds.handle_disconnect(2, "link 2")
     else:
         rounds.stop_expecting_refused(lambda lease: lease == 2)
-    assert [one.worker for one in rounds.close_round()] == [1]
+    assert [push.worker for push in rounds.close_round()] == [1]
 
 
 def test_a_connection_that_was_replaced_may_close() -> None:
@@ -156,7 +156,7 @@ def test_a_round_waits_for_a_newcomer_for_a_limited_time_however_often_it_announ
         rounds.guarantee_next_round(INVENTED + number, 9 + number)
         assert join_round(rounds, waiting_push(1, 1)) == [[]]
     clock.now += NEWCOMER_WAIT_SECONDS / 3
-    assert [one.worker for one in rounds.close_round()] == [1]
+    assert [push.worker for push in rounds.close_round()] == [1]
 
 
 def test_the_retry_of_a_stale_push_is_in_the_next_round_within_that_time() -> None:
@@ -176,7 +176,7 @@ def test_a_worker_of_earlier_rounds_is_waited_for_longer_but_not_for_ever() -> N
     clock.now += MAX_WAIT_SECONDS - 1
     assert rounds.close_round() == ()
     clock.now += 1
-    assert [one.worker for one in rounds.close_round()] == [1]
+    assert [push.worker for push in rounds.close_round()] == [1]
 
 
 ONE, TWO, THREE = PushId(1, 0), PushId(2, 0), PushId(3, 0)

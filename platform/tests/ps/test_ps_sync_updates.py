@@ -68,21 +68,23 @@ def joined(ps: PsHarness, *leases: int) -> list[BulkWorker]:
 
 def test_two_pushes_are_one_update_of_their_mean_by_records(start_sync_ps) -> None:
     ps = start_sync_ps()
-    one, two = joined(ps, LEASE, OTHER)
-    version, rows = one.pull()[0], one.pull_rows([1, 2])
-    one.send_push(LEASE, 1, [4, 8, 0], worker=0, next=LEASE, version=version, weight=1, rows=([1, 2], np.ones((2, 4))))
+    worker, other = joined(ps, LEASE, OTHER)
+    version, rows = worker.pull()[0], worker.pull_rows([1, 2])
+    worker.send_push(
+        LEASE, 1, [4, 8, 0], worker=0, next=LEASE, version=version, weight=1, rows=([1, 2], np.ones((2, 4)))
+    )
     has_joined(ps)
-    pushed, slab = two.push(
+    pushed, slab = other.push(
         OTHER, 1, [4, 0, 0], worker=1, next=OTHER, version=version, weight=1 / 3, rows=([2], np.ones((1, 4)))
     )
-    first, same = one.receive_push()
+    first, same = worker.receive_push()
     assert [pushed.outcome, first.outcome] == [APPLIED, APPLIED]
     assert [pushed.version, first.version] == [version + 1] * 2
     assert [(s.lease, s.step) for s in first.round] == [(s.lease, s.step) for s in pushed.round]
     assert [(s.lease, s.step) for s in first.round] == [(LEASE, 1), (OTHER, 1)]
     np.testing.assert_array_equal(slab, [-4, -6, 0])
     np.testing.assert_array_equal(same, slab)
-    np.testing.assert_array_equal(one.pull_rows([1, 2]), rows - np.array([[0.75], [1.0]], np.float32))
+    np.testing.assert_array_equal(worker.pull_rows([1, 2]), rows - np.array([[0.75], [1.0]], np.float32))
 
 
 def test_a_push_that_missed_an_update_is_refused_and_enters_when_it_is_computed_anew(start_sync_ps) -> None:
@@ -105,14 +107,14 @@ def test_a_push_that_missed_an_update_is_refused_and_enters_when_it_is_computed_
 
 def test_a_stale_push_in_the_name_of_an_invented_worker_holds_up_nobody(start_sync_ps) -> None:
     ps = start_sync_ps()
-    one, two, stranger = *joined(ps, LEASE, OTHER), ps.worker()
+    worker, other, stranger = *joined(ps, LEASE, OTHER), ps.worker()
     for lease in (LEASE, OTHER):
         assert stranger.push(lease, 1, [0, 0, 0], worker=4242, next=lease, version=0)[0].outcome == STALE
         assert stranger.push(lease, 0, (), worker=4243, next=lease, empty=True)[0].outcome == DUPLICATE
-    one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
+    worker.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
     has_joined(ps)
-    assert two.push(OTHER, 1, [1, 1, 1], worker=1, next=OTHER, version=2)[0].outcome == APPLIED
-    assert one.receive_push()[0].outcome == APPLIED
+    assert other.push(OTHER, 1, [1, 1, 1], worker=1, next=OTHER, version=2)[0].outcome == APPLIED
+    assert worker.receive_push()[0].outcome == APPLIED
 
 
 @pytest.mark.parametrize(("tolerance", "outcome"), [(1, APPLIED), (0, STALE)])
@@ -129,13 +131,13 @@ def test_an_update_has_the_learning_rate_of_the_newest_values_in_it(start_sync_p
     """A push may come a version late, with the rate that its worker's schedule had then."""
     rates = {0: 0.5, 1: 16.0}
     ps = start_sync_ps(tolerance=1)
-    one, two = joined(ps, LEASE, OTHER)
-    version, before = one.pull()
+    worker, other = joined(ps, LEASE, OTHER)
+    version, before = worker.pull()
     versions, (first, second) = [version - late for late in behind_by], (rates[late] for late in behind_by)
-    one.send_push(LEASE, 1, [4, 0, 0], worker=0, next=LEASE, version=versions[0], rate=first)
+    worker.send_push(LEASE, 1, [4, 0, 0], worker=0, next=LEASE, version=versions[0], rate=first)
     has_joined(ps)
-    pushed, after = two.push(OTHER, 1, [4, 0, 0], worker=1, next=OTHER, version=versions[1], rate=second)
-    assert one.receive_push()[0].outcome == pushed.outcome == APPLIED
+    pushed, after = other.push(OTHER, 1, [4, 0, 0], worker=1, next=OTHER, version=versions[1], rate=second)
+    assert worker.receive_push()[0].outcome == pushed.outcome == APPLIED
     np.testing.assert_array_equal(before - after, [2, 0, 0])
 
 
@@ -155,55 +157,55 @@ def test_an_empty_push_is_never_stale_and_enters_its_step(start_sync_ps) -> None
 
 def test_a_killed_worker_is_not_waited_for(start_sync_ps) -> None:
     ps = start_sync_ps()
-    one, two = joined(ps, LEASE, OTHER)
-    one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
+    worker, other = joined(ps, LEASE, OTHER)
+    worker.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
     has_joined(ps)
-    two.client.close()
-    assert one.receive_push()[0].outcome == APPLIED
+    other.client.close()
+    assert worker.receive_push()[0].outcome == APPLIED
 
 
 def test_a_worker_with_nothing_in_hand_is_not_waited_for(start_sync_ps) -> None:
     ps = start_sync_ps()
-    one, two = joined(ps, LEASE, OTHER)
-    one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
+    worker, other = joined(ps, LEASE, OTHER)
+    worker.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
     has_joined(ps)
-    two.push(OTHER, 1, [1, 1, 1], worker=1, next=0, version=2)
-    assert one.receive_push()[0].outcome == APPLIED
-    assert one.push(LEASE, 2, [1, 1, 1], worker=0, next=LEASE, version=3)[0].outcome == APPLIED
+    other.push(OTHER, 1, [1, 1, 1], worker=1, next=0, version=2)
+    assert worker.receive_push()[0].outcome == APPLIED
+    assert worker.push(LEASE, 2, [1, 1, 1], worker=0, next=LEASE, version=3)[0].outcome == APPLIED
 
 
 def test_a_revoked_push_leaves_its_round_and_the_others_go_on(start_sync_ps) -> None:
     ps = start_sync_ps(wanted=3)
-    one, two, three = joined(ps, LEASE, OTHER, THIRD)
-    one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=3)
-    two.send_push(OTHER, 1, [8, 8, 8], worker=1, next=OTHER, version=3)
+    worker, other, third = joined(ps, LEASE, OTHER, THIRD)
+    worker.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=3)
+    other.send_push(OTHER, 1, [8, 8, 8], worker=1, next=OTHER, version=3)
     has_joined(ps, 2)
     assert ps.revoke(OTHER) == {OTHER: 1}
-    assert two.receive_push()[0].outcome == REVOKED
-    pushed, slab = three.push(THIRD, 1, [3, 3, 3], worker=2, next=THIRD, version=3)
-    assert pushed.outcome == one.receive_push()[0].outcome == APPLIED
+    assert other.receive_push()[0].outcome == REVOKED
+    pushed, slab = third.push(THIRD, 1, [3, 3, 3], worker=2, next=THIRD, version=3)
+    assert pushed.outcome == worker.receive_push()[0].outcome == APPLIED
     np.testing.assert_array_equal(slab, [-2, -2, -2])
 
 
 def test_a_worker_whose_next_lease_is_revoked_is_not_waited_for(start_sync_ps) -> None:
     """A node that is lost closes no connection."""
     ps = start_sync_ps()
-    one, two = joined(ps, LEASE, OTHER)
-    one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
+    worker, other = joined(ps, LEASE, OTHER)
+    worker.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
     has_joined(ps)
     ps.revoke(OTHER)
-    assert one.receive_push()[0].outcome == APPLIED
-    assert two.push(OTHER, 1, [1, 1, 1], worker=1, version=3)[0].outcome == REVOKED
+    assert worker.receive_push()[0].outcome == APPLIED
+    assert other.push(OTHER, 1, [1, 1, 1], worker=1, version=3)[0].outcome == REVOKED
 
 
 @pytest.mark.parametrize("end", ["release", "snapshot", "attach"])
 def test_no_round_closes_while_a_cut_is_held_and_all_of_it_closes_after_it(start_sync_ps, end: str) -> None:
     ps = start_sync_ps()
-    one, two = joined(ps, LEASE, OTHER)
-    one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
+    worker, other = joined(ps, LEASE, OTHER)
+    worker.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
     has_joined(ps)
     assert ps.hold(1) == {LEASE: 1, OTHER: 1}
-    two.send_push(OTHER, 1, [5, 5, 5], worker=1, next=OTHER, version=2)
+    other.send_push(OTHER, 1, [5, 5, 5], worker=1, next=OTHER, version=2)
     behind(ps, 1)
     if end == "attach":
         ps.attach(2, live=[LEASE, OTHER], cut=1)
@@ -212,20 +214,20 @@ def test_no_round_closes_while_a_cut_is_held_and_all_of_it_closes_after_it(start
     else:
         ps.snapshot(1, pin=True, within={LEASE: 1, OTHER: 1})
         np.testing.assert_array_equal(ps.worker().pull(pin=1)[1], [0, 0, 0])
-    assert [worker.receive_push()[0].version for worker in (one, two)] == [3, 3]
+    assert [each.receive_push()[0].version for each in (worker, other)] == [3, 3]
 
 
 def test_a_round_that_is_complete_but_for_a_lost_worker_closes_after_the_cut(start_sync_ps) -> None:
     ps = start_sync_ps()
-    one, two = joined(ps, LEASE, OTHER)
-    one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
+    worker, other = joined(ps, LEASE, OTHER)
+    worker.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
     has_joined(ps)
     ps.hold(1)
     ps.revoke(OTHER)
     assert ps.hold(1) == {LEASE: 1}, "its round would be complete now"
     ps.snapshot(1, within={LEASE: 1})
-    assert one.receive_push()[0].outcome == APPLIED
-    assert two.push(OTHER, 1, [1, 1, 1], worker=1, version=3)[0].outcome == REVOKED
+    assert worker.receive_push()[0].outcome == APPLIED
+    assert other.push(OTHER, 1, [1, 1, 1], worker=1, version=3)[0].outcome == REVOKED
 
 
 def test_a_push_that_sits_goes_on_when_a_cut_was_held_for_too_long(
@@ -233,44 +235,44 @@ def test_a_push_that_sits_goes_on_when_a_cut_was_held_for_too_long(
 ) -> None:
     monkeypatch.setattr("edl.ps.cut_state.MAX_PAUSE_SECONDS", 0.1)
     ps = start_sync_ps()
-    one, two = joined(ps, LEASE, OTHER)
-    one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
+    worker, other = joined(ps, LEASE, OTHER)
+    worker.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
     has_joined(ps)
     ps.hold(1)
-    two.client.close()
-    assert one.receive_push()[0].outcome == APPLIED, "nobody else comes, and the master says no more"
+    other.client.close()
+    assert worker.receive_push()[0].outcome == APPLIED, "nobody else comes, and the master says no more"
 
 
 def test_a_snapshot_holds_no_part_of_a_round(start_sync_ps) -> None:
     ps = start_sync_ps()
-    one, two = joined(ps, LEASE, OTHER)
-    one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
+    worker, other = joined(ps, LEASE, OTHER)
+    worker.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
     has_joined(ps)
     ps.snapshot(1, pin=True)
     assert ps.attach().applied == [pb.LeaseStep(lease=LEASE, through=1), pb.LeaseStep(lease=OTHER, through=1)]
     np.testing.assert_array_equal(ps.worker().pull(pin=1)[1], [0, 0, 0])
-    two.push(OTHER, 1, [1, 1, 1], worker=1, next=OTHER, version=2)
-    assert one.receive_push()[0].outcome == APPLIED
+    other.push(OTHER, 1, [1, 1, 1], worker=1, next=OTHER, version=2)
+    assert worker.receive_push()[0].outcome == APPLIED
 
 
 def test_a_push_that_waits_when_the_server_goes_back_is_to_be_sent_again(start_sync_ps, tmp_path: Path) -> None:
     ps = start_sync_ps()
-    one, _ = joined(ps, LEASE, OTHER)
+    worker, _ = joined(ps, LEASE, OTHER)
     directory = PsHarness.checkpoint([ps], 1, tmp_path)
-    one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
+    worker.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
     has_joined(ps)
     ps.attach(restore=str(directory), cut=1, slots=[0] * 256, floor=1)
     with pytest.raises(BulkRefusedError, match="replaced") as caught:
-        one.receive_push()
+        worker.receive_push()
     assert caught.value.kind == "busy"
 
 
 def test_a_lost_answer_is_given_again_with_its_round(start_sync_ps) -> None:
     ps = start_sync_ps()
-    one, two = joined(ps, LEASE, OTHER)
-    one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
+    worker, other = joined(ps, LEASE, OTHER)
+    worker.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
     has_joined(ps)
-    two.push(OTHER, 1, [1, 1, 1], worker=1, next=OTHER, version=2)
+    other.push(OTHER, 1, [1, 1, 1], worker=1, next=OTHER, version=2)
     again, slab = ps.worker().push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2, again=True)
     assert again.outcome == DUPLICATE
     assert [(s.lease, s.step) for s in again.round] == [(LEASE, 1), (OTHER, 1)]
@@ -279,14 +281,14 @@ def test_a_lost_answer_is_given_again_with_its_round(start_sync_ps) -> None:
 
 def test_a_retry_takes_the_place_of_the_push_that_waits(start_sync_ps) -> None:
     ps = start_sync_ps()
-    one, two = joined(ps, LEASE, OTHER)
-    one.send_push(LEASE, 1, [2, 2, 2], worker=0, next=LEASE, version=2)
+    worker, other = joined(ps, LEASE, OTHER)
+    worker.send_push(LEASE, 1, [2, 2, 2], worker=0, next=LEASE, version=2)
     has_joined(ps)
     retry = ps.worker()
     retry.send_push(LEASE, 1, [2, 2, 2], worker=0, next=LEASE, version=2, again=True)
     with pytest.raises(BulkRefusedError, match="again"):
-        one.receive_push()
-    pushed, slab = two.push(OTHER, 1, [4, 4, 4], worker=1, next=OTHER, version=2)
+        worker.receive_push()
+    pushed, slab = other.push(OTHER, 1, [4, 4, 4], worker=1, next=OTHER, version=2)
     assert pushed.outcome == retry.receive_push()[0].outcome == APPLIED
     np.testing.assert_array_equal(slab, [-3, -3, -3])
 
@@ -294,35 +296,35 @@ def test_a_retry_takes_the_place_of_the_push_that_waits(start_sync_ps) -> None:
 def test_a_round_does_not_wait_for_ever(start_sync_ps) -> None:
     """The worker sends it again, and in between hears of what has changed."""
     ps = start_sync_ps(patience=0.05)
-    one, two = joined(ps, LEASE, OTHER)
+    worker, other = joined(ps, LEASE, OTHER)
     with pytest.raises(BulkRefusedError, match=rf"leases \[{OTHER}\] for 0.05 s") as caught:
-        one.push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
+        worker.push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
     assert caught.value.kind == "busy"
     ps.revoke(OTHER)
-    assert one.push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)[0].outcome == APPLIED
-    assert two.push(OTHER, 1, [1, 1, 1], worker=1)[0].outcome == REVOKED
+    assert worker.push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)[0].outcome == APPLIED
+    assert other.push(OTHER, 1, [1, 1, 1], worker=1)[0].outcome == REVOKED
 
 
 def test_those_that_follow_make_the_same_update(start_sync_ps) -> None:
     ps = start_sync_ps()
-    one, two = ps.worker(), ps.worker()
+    worker, other = ps.worker(), ps.worker()
     named = [pb.Share(lease=LEASE, step=0), pb.Share(lease=OTHER, step=0)]
-    one.send_push(LEASE, 0, [2, 2, 2], worker=0, round=named)
+    worker.send_push(LEASE, 0, [2, 2, 2], worker=0, round=named)
     has_joined(ps)
-    pushed, slab = two.push(OTHER, 0, [4, 4, 4], worker=1, round=named)
-    assert pushed.outcome == one.receive_push()[0].outcome == APPLIED
+    pushed, slab = other.push(OTHER, 0, [4, 4, 4], worker=1, round=named)
+    assert pushed.outcome == worker.receive_push()[0].outcome == APPLIED
     assert pushed.version == 1
     np.testing.assert_array_equal(slab, [-3, -3, -3])
 
 
 def test_those_that_follow_wait_for_no_revoked_push(start_sync_ps) -> None:
     ps = start_sync_ps()
-    one = ps.worker()
+    worker = ps.worker()
     named = [pb.Share(lease=LEASE, step=0), pb.Share(lease=OTHER, step=0)]
-    one.send_push(LEASE, 0, [2, 2, 2], worker=0, round=named)
+    worker.send_push(LEASE, 0, [2, 2, 2], worker=0, round=named)
     has_joined(ps)
     ps.revoke(OTHER)
-    np.testing.assert_array_equal(one.receive_push()[1], [-2, -2, -2])
+    np.testing.assert_array_equal(worker.receive_push()[1], [-2, -2, -2])
 
 
 # ------------------------------------------------------------ staleness-aware
@@ -358,22 +360,22 @@ def test_a_round_is_the_gradient_of_all_its_records_as_one_minibatch(weights: li
         mean = mine.mean(axis=0).astype(np.float32)
         rows = RowBatch(np.array([7, number]), np.stack([mean[:2], mean[2:4]]))
         parts.append(PushGradients(mean, {"emb": rows}, 9.0, weight))
-    made = merge_gradients(parts, 0.5)
-    assert made is not None
-    assert made.learning_rate == 0.5
-    whole = np.concatenate(records).mean(axis=0)
-    np.testing.assert_allclose(made.flat, whole, rtol=1e-6, atol=1e-6)
-    rows = made.rows["emb"]
-    np.testing.assert_allclose(rows.values[rows.ids == 7].sum(axis=0), whole[:2], rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(made.record_weight, np.mean(weights))
+    merged = merge_gradients(parts, 0.5)
+    assert merged is not None
+    assert merged.learning_rate == 0.5
+    mean_gradient = np.concatenate(records).mean(axis=0)
+    np.testing.assert_allclose(merged.flat, mean_gradient, rtol=1e-6, atol=1e-6)
+    rows = merged.rows["emb"]
+    np.testing.assert_allclose(rows.values[rows.ids == 7].sum(axis=0), mean_gradient[:2], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(merged.record_weight, np.mean(weights))
 
 
 def test_one_push_alone_is_applied_to_the_bit() -> None:
     only = PushGradients(np.array([1e-30, 3.3], np.float32), {}, 0.1, 0.3)
-    made = merge_gradients([only], 0.1)
-    assert made == only
-    assert made is not None
-    assert made.flat is only.flat
+    merged = merge_gradients([only], 0.1)
+    assert merged == only
+    assert merged is not None
+    assert merged.flat is only.flat
 
 
 def test_nothing_makes_nothing() -> None:
