@@ -69,8 +69,8 @@ def test_lookup_of_strings(columns: dict[str, Any], statistics: dict[str, Any], 
     own.adapt(np.array(columns["city"]))
     layer = adapt_from(statistics, "city", keras.layers.StringLookup(**options))
     assert layer.get_vocabulary() == own.get_vocabulary()
-    asked = np.array(["Ulm", "Jena", "Rom", ""])
-    np.testing.assert_array_equal(layer(asked), own(asked))
+    cities = np.array(["Ulm", "Jena", "Rom", ""])
+    np.testing.assert_array_equal(layer(cities), own(cities))
 
 
 def test_equally_frequent_strings_have_the_order_of_keras() -> None:

@@ -39,9 +39,9 @@ def expected(table: Any, records: Any, combiner: str, *, mask_zero: bool) -> Any
     """The formulas, in float64."""
     out = np.zeros((len(records), DIM))
     for record, entries in zip(out, records, strict=True):
-        kept = [(i, w) for i, w in entries if i or not mask_zero]
-        scale = {"sum": 1.0, "mean": sum(w for _, w in kept), "sqrtn": sum(w * w for _, w in kept) ** 0.5}[combiner]
-        for i, w in kept:
+        terms = [(i, w) for i, w in entries if i or not mask_zero]
+        scale = {"sum": 1.0, "mean": sum(w for _, w in terms), "sqrtn": sum(w * w for _, w in terms) ** 0.5}[combiner]
+        for i, w in terms:
             record += w * table[i] / scale
     return out
 
@@ -63,10 +63,10 @@ def inputs_of(kind: str, records: Any) -> tuple[Any, Any]:
 def test_combiners_give_what_the_formulas_say(kind: str, combiner: str, records: Any, mask_zero: bool) -> None:
     layer = Embedding(DIM, ROWS, combiner=combiner, mask_zero=mask_zero)
     ids, weights = inputs_of(kind, records)
-    found = layer(ids, weights=weights)
-    assert found.shape == (len(records), DIM)
+    combined = layer(ids, weights=weights)
+    assert combined.shape == (len(records), DIM)
     wanted = expected(np.asarray(layer.embeddings, np.float64), records, combiner, mask_zero=mask_zero)
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(combined, wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -76,8 +76,8 @@ def test_gradients_are_those_of_the_formula(kind: str) -> None:
     ids, weights = inputs_of(kind, records)
     layer(ids)
     with tf.GradientTape() as tape:
-        found = tf.reduce_sum(tf.square(layer(ids, weights=weights)))
-    gradient = tf.convert_to_tensor(tape.gradient(found, layer.embeddings.value)).numpy()
+        loss = tf.reduce_sum(tf.square(layer(ids, weights=weights)))
+    gradient = tf.convert_to_tensor(tape.gradient(loss, layer.embeddings.value)).numpy()
     table = np.asarray(layer.embeddings, np.float64)
     step = 1e-6
     for row, column in ((1, 0), (2, 2), (8, 1), (0, 0)):
@@ -179,12 +179,12 @@ OTHER_FORMS: dict[str, Callable[[], tuple[Any, Any, str]]] = {
 @pytest.mark.parametrize("case", OTHER_FORMS)
 @pytest.mark.first_cases(8)
 def test_ids_and_weights_of_other_forms_are_refused(case: str, traced: bool) -> None:
-    ids, weights, said = OTHER_FORMS[case]()
+    ids, weights, message = OTHER_FORMS[case]()
     layer = Embedding(DIM, ROWS, combiner="sum", name="tags")
     call = layer
     if traced:  # with nothing known of the shapes but ranks
         call = any_shape(layer, [ids, weights])
-    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=f"(?s)Embedding tags:.*{said}"):
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=f"(?s)Embedding tags:.*{message}"):
         call(*(each for each in (ids, weights) if each is not None))
 
 
@@ -254,19 +254,19 @@ def test_weights_survive_both_files(kind: str, tmp_path: Path) -> None:
     options = {"ragged": kind == "ragged", "sparse": kind == "sparse"}
     inputs = [keras.Input([None], dtype="int64", **options), keras.Input([None], **options)]
     model = keras.Model(inputs, Embedding(DIM, ROWS, combiner="mean")(inputs[0], weights=inputs[1]))
-    given = inputs_of(kind, [[(1, 1.0), (2, 0.5)], [(3, 2.0)]])
-    expected = model(list(given))
+    features = inputs_of(kind, [[(1, 1.0), (2, 0.5)], [(3, 2.0)]])
+    expected = model(list(features))
     model.save(tmp_path / "model.keras")
-    np.testing.assert_array_equal(keras.models.load_model(tmp_path / "model.keras")(list(given)), expected)
+    np.testing.assert_array_equal(keras.models.load_model(tmp_path / "model.keras")(list(features)), expected)
     saved = tf.Module()
     saved.model = model
-    saved.serve = any_shape(lambda *both: model(list(both)), given)
+    saved.serve = any_shape(lambda *both: model(list(both)), features)
     tf.saved_model.save(saved, tmp_path / "saved")
     served = tf.saved_model.load(tmp_path / "saved")
-    np.testing.assert_allclose(served.serve(*given), expected, rtol=1e-6)
+    np.testing.assert_allclose(served.serve(*features), expected, rtol=1e-6)
     others = inputs_of(kind, [[(1, 1.0)], [(3, 2.0), (2, 1.0), (2, 1.0)]])[1]
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"Embedding embedding.*: (the )?weights"):
-        served.serve(given[0], others[:, :4] if kind == "padded" else others)
+        served.serve(features[0], others[:, :4] if kind == "padded" else others)
 
 
 def test_a_file_is_loaded_by_plain_keras_with_this_package(tmp_path: Path) -> None:
@@ -277,12 +277,12 @@ def test_a_file_is_loaded_by_plain_keras_with_this_package(tmp_path: Path) -> No
     out = rows + Embedding(DIM, ROWS, combiner="mean", name="few")(more)
     model = keras.Model([ids, more], out)
     model.save(tmp_path / "model.keras")
-    given = [tf.constant([[7, 7, 2**40, 99], [-5, 0, 1, 2]], tf.int64), tf.ragged.constant([[1, 2], [3]], tf.int64)]
+    features = [tf.constant([[7, 7, 2**40, 99], [-5, 0, 1, 2]], tf.int64), tf.ragged.constant([[1, 2], [3]], tf.int64)]
     few = np.asarray(model.get_layer("few").embeddings)
     by_hand = known.rows[[2, 2, 3, 0]].sum(0), known.rows[[1, 0, 0, 0]].sum(0)
-    np.testing.assert_allclose(model(given), [by_hand[0] + few[1:3].mean(0), by_hand[1] + few[3]], rtol=1e-5)
+    np.testing.assert_allclose(model(features), [by_hand[0] + few[1:3].mean(0), by_hand[1] + few[3]], rtol=1e-5)
     loaded = keras.models.load_model(tmp_path / "model.keras")
-    np.testing.assert_array_equal(loaded(given), model(given))
+    np.testing.assert_array_equal(loaded(features), model(features))
 
 
 def test_a_table_of_an_export_that_is_built_once_more_is_the_same() -> None:
