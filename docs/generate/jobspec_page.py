@@ -150,7 +150,7 @@ def _default(field: Field) -> str:
     value = field.schema["default"]
     if _inside(field.option.field_type) is not None and value:
         return "as below"
-    if field.option.declaration.quantity is Quantity.SIZE and isinstance(value, int):
+    if field.option.declaration.quantity in (Quantity.SIZE, Quantity.POSITIVE_SIZE) and isinstance(value, int):
         return f"`{format_size(value)}`"
     return f"`{_plain(value)}`"
 

@@ -93,6 +93,13 @@ def test_the_page_has_the_options_that_the_command_takes(commands):
         assert {name for name in names if name not in section} == set(), entry.name
 
 
+def test_default_sizes_are_written_with_their_units():
+    text = (DOCS / "reference/jobspec.md").read_text()
+    rows = [line.split("|") for line in text.splitlines() if "| bytes |" in line]
+    assert len(rows) > 5
+    assert [row[1] for row in rows if row[4].strip(" `").isdigit() and int(row[4].strip(" `")) >= 1024] == []
+
+
 def test_examples_parse_with_the_commands_own_options(commands):
     entries = {entry.name: entry.command for entry in commands.entries()}
     assert set(commands.EXAMPLES) <= set(entries)
