@@ -62,7 +62,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("edl sql report.sql --database sqlite:///shop.db", "the statements of a file"),
         ('edl sql "SHOW MODELS"', "the models, with their metrics"),
     ),
-    "render": (("edl render job.yaml -n team-a > mnist.yaml", "the manifests, for kubectl apply"),),
+    "render": (("edl render job.yaml -n team-a > mnist.yaml", "the manifests, for kubectl create"),),
     "validate": (
         ("edl validate job.yaml --set workers.max=8", "all errors at once, with lines"),
         ("edl validate job.yaml --model", "also try the model, feed and the first minibatch"),

@@ -45,7 +45,7 @@ COMMANDS = {
     "validate": "Check a job file and show what it would run.",
     "schema": "Print the JSON Schema of job files.",
     "checkpoint": "List, inspect and export the checkpoints of runs.",
-    "data": "Write example data sets; copy files to and from volumes.",
+    "data": "Describe, convert and copy data; write example data sets.",
     "zoo": "Create a model zoo; build and push its image.",
 }
 """The commands in the order of the help, each with its line there."""

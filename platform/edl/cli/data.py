@@ -221,7 +221,9 @@ Format: TypeAlias = Literal["recordio", "csv"]
 Compression: TypeAlias = Literal["none", "snappy", "gzip"]
 ImageSource: TypeAlias = Literal["auto", "keras", "digits"]
 
-OutputArgument = Annotated[Path, typer.Argument(help="Directory to write train/ and test/ into.", show_default=False)]
+OutputArgument = Annotated[
+    Path, typer.Argument(metavar="DIR", help="Directory to write train/ and test/ into.", show_default=False)
+]
 FormatOption = Annotated[
     Format, typer.Option("--format", help="recordio: tf.train.Example records; csv: rows with a header.")
 ]

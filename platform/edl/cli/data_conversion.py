@@ -25,7 +25,7 @@ _MOST_PROCESSES = 8
 
 def convert(
     paths: Annotated[
-        list[str], typer.Argument(metavar="PATH...", help="Files or directories to read.", show_default=False)
+        list[str], typer.Argument(metavar="PATH", help="Files or directories to read.", show_default=False)
     ],
     out: Annotated[
         Path, typer.Option("--out", metavar="DIRECTORY", help="Directory to write into.", show_default=False)

@@ -28,11 +28,11 @@ _LEFT_OUT_FIRST = ("most frequent", "type", "std", "median", "missing", "mean")
 """Of the printed table, on a narrow terminal."""
 
 PathsArgument = Annotated[
-    list[str], typer.Argument(metavar="PATH...", help="Files of a table, or their directory.", show_default=False)
+    list[str], typer.Argument(metavar="PATH", help="Files of a table, or their directory.", show_default=False)
 ]
 FormatOption = Annotated[
     str | None,
-    typer.Option("--format", help="csv, parquet, npz or jsonl; detected by default.", show_default=False),
+    typer.Option("--format", help="csv, parquet, arrow, npz or jsonl; detected by default.", show_default=False),
 ]
 ColumnsOption = Annotated[
     list[str] | None, typer.Option("--columns", metavar="A,B", help="Only these columns.", show_default=False)

@@ -59,7 +59,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 @app.command()
 def render(
-    job: Annotated[Path, typer.Argument(help="The job file.", show_default=False)],
+    job: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.", show_default=False)],
     namespace: Annotated[
         str | None,
         typer.Option("--namespace", "-n", metavar="NAME", help="Namespace; by default the one where they are applied."),

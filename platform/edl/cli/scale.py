@@ -24,7 +24,10 @@ def scale(
     low: Annotated[
         int | None,
         typer.Option(
-            "--min", metavar="N", min=0, help="Minimum number of running workers; with fewer the job is starved."
+            "--min",
+            metavar="N",
+            min=0,
+            help="Minimum number of running workers; with fewer the job is starved, and AllReduce waits.",
         ),
     ] = None,
     high: Annotated[

@@ -25,7 +25,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 @app.command()
 def validate(
-    job: Annotated[Path, typer.Argument(help="The job file.", show_default=False)],
+    job: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.", show_default=False)],
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="FIELD=VALUE", help="Override a field, such as train.epochs=3; repeatable."),
@@ -37,11 +37,11 @@ def validate(
     """Check a job file and show what it would run.
 
     Paths of data must exist, and the model's module must define the functions of the contract; its code does not run,
-    and records are not read. If the job may be for another machine, which it is not with a relative path of data, what
-    this machine lacks is a warning.
+    and records are not read. Missing data or a missing module is an error if a path of data or of the export is
+    relative: such a job can run on this machine only. Otherwise it is a warning.
 
-    With --model it is an error, and the model's code runs: the command finds every error that would end a run before
-    its first update, and trains nothing.
+    With --model it is always an error, and the model's code runs up to the first minibatch. The command finds every
+    error that would end a run before its first update, and trains nothing.
 
     Exit codes: 0 no error; otherwise the run's exit code: 2 for bad input or an error in the model's code.
     """

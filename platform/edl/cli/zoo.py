@@ -60,7 +60,9 @@ def _print_finished_layers(state: PushProgress, before: PushProgress, console: C
 
 app = typer.Typer(help="Create a model zoo; build and push its image.", no_args_is_help=True, add_completion=False)
 
-ImageName = Annotated[str, typer.Argument(help="Name of the image, with its registry.", show_default=False)]
+ImageName = Annotated[
+    str, typer.Argument(metavar="IMAGE", help="Name of the image, with its registry.", show_default=False)
+]
 
 
 @app.command()
@@ -77,7 +79,9 @@ def init(
 
 @app.command()
 def build(
-    path: Annotated[Path, typer.Argument(help="The zoo: the folder that model.zoo names.", show_default=False)],
+    path: Annotated[
+        Path, typer.Argument(metavar="DIR", help="The zoo: the folder that model.zoo names.", show_default=False)
+    ],
     image: Annotated[str, typer.Option(help="Name for the image: [REGISTRY/]NAME[:TAG].", show_default=False)],
     base: Annotated[
         str | None, typer.Option(help="Base image; EDL's training image of this version by default.")

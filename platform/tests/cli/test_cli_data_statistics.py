@@ -107,6 +107,13 @@ def test_what_has_no_columns_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
     assert ", ".join(TABLE_FORMATS) in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.parametrize("command", ["stats", "schema"])
+def test_help_names_every_format_of_tables(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_edl("data", command, "--help") == 0
+    described = capsys.readouterr().out.partition("--format")[2].partition("detected")[0]
+    assert {name for name in TABLE_FORMATS if name not in described} == set()
+
+
 def test_workers_have_one_thread(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_edl("data", "stats", str(table), "--workers", "2", "--threads", "2") == 2
     assert "--threads" in capsys.readouterr().err

@@ -93,6 +93,17 @@ def test_the_page_has_the_options_that_the_command_takes(commands):
         assert {name for name in names if name not in section} == set(), entry.name
 
 
+def test_arguments_are_shown_by_a_name_of_their_own(commands):
+    names = [
+        (entry.name, parameter.metavar)
+        for entry in commands.entries()
+        for parameter in entry.command.params
+        if parameter.param_type_name == "argument"
+    ]
+    assert len(names) > 20
+    assert [name for name in names if name[1] is None or name[1].islower() or name[1].endswith("...")] == []
+
+
 def test_default_sizes_are_written_with_their_units():
     text = (DOCS / "reference/jobspec.md").read_text()
     rows = [line.split("|") for line in text.splitlines() if "| bytes |" in line]
