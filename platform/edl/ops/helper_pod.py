@@ -205,7 +205,7 @@ def _require_exec(api: KubeClient) -> None:
 
 def _exec_role_hint(api: KubeClient) -> str:
     return (
-        f"Files are copied through pods/exec, which the ClusterRole {DATA_COPY_ROLE} allows: "
+        f"Files on a volume are read and written through pods/exec, which the ClusterRole {DATA_COPY_ROLE} allows: "
         f"have an admin bind it to you in namespace {api.namespace}."
     )
 

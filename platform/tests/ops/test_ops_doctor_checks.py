@@ -101,7 +101,7 @@ def test_missing_rights_say_what_they_are_for_and_who_has_them(doctor_cluster: D
     assert [each.level for each in bad] == [FindingLevel.FAIL, FindingLevel.WARN, FindingLevel.WARN]
     assert not missing_keys(bad[0].text, "create secrets", "create pods", "namespace team", "edl submit")
     assert not missing_keys(bad[1].text, "list nodes", "all namespaces", "edl submit")
-    assert not missing_keys(bad[2].text, "get pods/exec", "create pods/exec", "edl data cp")
+    assert not missing_keys(bad[2].text, "get pods/exec", "create pods/exec", "edl data cp", "edl logs")
     assert ["edl-data-scientist" in bad[0].remedy, "edl-data-copy" in bad[2].remedy] == [True, True]
 
 
