@@ -51,9 +51,9 @@ def logs(
 ) -> None:
     """Show the output of the master or of other pods of a job; with several pods, each line begins with the pod's name.
 
-    The run keeps the logs of pods that are gone on its volume. A short-lived pod reads them, which needs the ClusterRole
-    edl-data-copy. For a run of this machine (JOB or JOB/RUN) they are files. If both exist, the job on the cluster is
-    shown; --local selects runs of this machine.
+    The run keeps the logs of pods that are gone on its volume. A short-lived pod reads them. You need the ClusterRole
+    edl-data-copy for that. For a run of this machine (JOB or JOB/RUN) they are files. If both exist, the job on the
+    cluster is shown; --local selects runs of this machine.
     """
     from edl.ops.pod_logs import LogSelection, select_log_pods
 

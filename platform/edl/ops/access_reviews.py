@@ -69,7 +69,10 @@ OPTIONAL_RIGHTS = (
         namespaced=False,
     ),
     # A websocket is opened by a GET. From Kubernetes 1.35 on it needs both verbs.
-    *(AccessRight(verb, "pods/exec", "", "edl data cp, ls; edl logs of pods that are gone", "edl-data-copy") for verb in ("get", "create")),
+    *(
+        AccessRight(verb, "pods/exec", "", "edl data cp, ls; edl logs of pods that are gone", "edl-data-copy")
+        for verb in ("get", "create")
+    ),
     AccessRight("list", "pods", "metrics.k8s.io", "edl top"),
 )
 """Without these the commands show less, or some commands do not work."""
