@@ -140,19 +140,16 @@ _REFUSAL_REMEDIES = (
     ),
     ("exceeded quota", "Wait until other jobs of the namespace have ended, request less, or have the quota raised."),
     ("violates PodSecurity", "Check pod.overrides, host_path volumes and security.run_as in the job file."),
+    # before accounts, because the message names a user such as system:serviceaccount:team-a:edl-job-master
+    (" cannot ", "Have an admin bind the master's account to its Role; `edl doctor` lists what is missing."),
     (
-        "serviceaccount",
+        "error looking up service account",
         f"Have an admin create the accounts {names.MASTER_ACCOUNT} and {names.POD_ACCOUNT}; see edl doctor.",
     ),
     (
-        "service account",
-        f"Have an admin create the accounts {names.MASTER_ACCOUNT} and {names.POD_ACCOUNT}; see edl doctor.",
-    ),
-    (
-        "PriorityClass",
+        "no PriorityClass with name",
         "Have an admin create the PriorityClass, or name another one; `edl doctor` lists what is missing.",
     ),
-    (" cannot ", "Have an admin bind the master's account to its Role; `edl doctor` lists what is missing."),
 )
 """Remedies by a part of the API server's message; the first match counts."""
 _NODE_REASONS = re.compile(r"(?P<count>\d+) (?P<what>.+?)(?=, \d+ |$)")

@@ -263,6 +263,8 @@ def test_workers_on_average(moments: tuple[TimelinePoint, ...], average: float) 
         ("exceeded quota: q", "quota"),
         ('violates PodSecurity "restricted"', "pod.overrides"),
         ("no PriorityClass with name low was found", "PriorityClass"),
+        ('error looking up service account team/edl-none: serviceaccount "edl-none" not found', "create the accounts"),
+        ('pods is forbidden: User "system:serviceaccount:team:edl-job-master" cannot create resource "pods"', "bind"),
         ("who knows", ""),
     ],
 )
