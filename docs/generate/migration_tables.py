@@ -270,7 +270,10 @@ GROUPS = (
             Row("image", "", written="`edl zoo build --image`"),
             Row(
                 "extra_pypi_index local_pkg_dir",
-                ("takes your own Dockerfile. EDL also installs a zoo's `requirements.txt`, which may name an index"),
+                (
+                    "takes your own Dockerfile. Without one, EDL installs a zoo's `requirements.txt`, which may name "
+                    "an index"
+                ),
                 written="`edl zoo build --file`",
             ),
             Row(

@@ -69,7 +69,10 @@ ImageName = Annotated[
 def init(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the new zoo.")] = Path(),
 ) -> None:
-    """Create a model zoo: a sample model, its job file, a Dockerfile and a README."""
+    """Create a model zoo: a sample model, its job file, a Dockerfile, a list of packages and a README.
+
+    An existing requirements.txt is kept.
+    """
     from edl.ops.image_build import default_base_image
 
     written = write_zoo(directory, base=default_base_image())
@@ -91,6 +94,7 @@ def build(
     """Build an image of a model zoo with the Docker engine.
 
     The zoo is copied to /model_zoo. If it has no Dockerfile, one is generated that also installs its requirements.txt.
+    A Dockerfile of your own must do that itself, as that of edl zoo init does. A warning says so if it does not.
     """
     name = build_zoo_image(path, image, base, file)
     typer.echo(_job_file_hint(path, name))
@@ -103,6 +107,7 @@ def build_zoo_image(path: Path, image: str, base: str | None = None, file: Path 
     from edl.ops.image_build import (
         choose_dockerfile,
         inspect_image,
+        leaves_requirements_out,
         pack_context,
         require_image_name,
         require_runnable_image,
@@ -110,6 +115,12 @@ def build_zoo_image(path: Path, image: str, base: str | None = None, file: Path 
 
     name = require_image_name(image)
     dockerfile, arguments = choose_dockerfile(path, base, file)
+    if leaves_requirements_out(path, dockerfile):
+        print(
+            f"warning: {path / 'requirements.txt'} is not installed, because the Dockerfile does not name it; "
+            "add COPY and RUN pip install -r",
+            file=sys.stderr,
+        )
     with tempfile.TemporaryFile() as context:
         size = pack_context(path, dockerfile, context)
         with connect_engine() as engine:
@@ -157,26 +168,35 @@ TEMPLATE_FILES = {
     "dockerignore": ".dockerignore",
     "digits.py": "digits.py",
     "job.yaml": "job.yaml",
+    "requirements.txt": "requirements.txt",
     "README.md": "README.md",
 }
 """The template's files and their names in a zoo.
 
 The template has no dot files; ``.dockerignore`` gets its dot when it is written.
 """
+KEPT_FILES = ("requirements.txt",)
+"""Files that may exist before: a folder of models often has its list of packages already."""
 
 
 def write_zoo(directory: Path, base: str) -> list[Path]:
-    """Write the template; return the files in the order of :data:`TEMPLATE_FILES`.
+    """Write the template; return the written files in the order of :data:`TEMPLATE_FILES`.
+
+    An existing file of :data:`KEPT_FILES` stays as it is.
 
     Args:
         directory: the zoo's folder. It is created if it does not exist.
         base: the training image that the Dockerfile is based on.
 
     Raises:
-        BadInputError: one of the files exists already; nothing was written.
+        BadInputError: one of the other files exists already; nothing was written.
         StorageError: the directory cannot be written.
     """
-    targets = {source: directory / name for source, name in TEMPLATE_FILES.items()}
+    targets = {
+        source: directory / name
+        for source, name in TEMPLATE_FILES.items()
+        if not (name in KEPT_FILES and (directory / name).exists())
+    }
     if taken := [path for path in targets.values() if path.exists()]:
         hint = "nothing was written; choose another directory, or move these files away"
         raise BadInputError(

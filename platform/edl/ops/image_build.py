@@ -265,6 +265,12 @@ def choose_dockerfile(zoo: Path, base: str | None, file: Path | None) -> tuple[s
     return text, {"BASE": base}
 
 
+def leaves_requirements_out(zoo: Path, dockerfile: str) -> bool:
+    """Whether a zoo lists packages, and the text of its Dockerfile never names the list."""
+    lines = (line for line in dockerfile.splitlines() if not line.lstrip().startswith("#"))
+    return (zoo / REQUIREMENTS_FILE).is_file() and not any(REQUIREMENTS_FILE in line for line in lines)
+
+
 def _read_dockerfile(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")

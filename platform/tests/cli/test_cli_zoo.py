@@ -89,6 +89,21 @@ def test_a_new_dockerfile_starts_from_this_version_and_obeys_base(tmp_path: Path
     assert choose_dockerfile(tmp_path, base="edl/edl:dev", file=None)[1] == {"BASE": "edl/edl:dev"}
 
 
+def test_a_new_dockerfile_installs_the_list_of_packages(tmp_path: Path) -> None:
+    run_edl("zoo", "init", str(tmp_path))
+    text, _ = choose_dockerfile(tmp_path, base=None, file=None)
+    assert "COPY requirements.txt /model_zoo/\nRUN pip install -r /model_zoo/requirements.txt\nCOPY . " in text
+    assert all(line.startswith("#") for line in (tmp_path / "requirements.txt").read_text("utf-8").splitlines())
+
+
+def test_init_keeps_a_list_of_packages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "requirements.txt").write_text("pandas\n", encoding="utf-8")
+    assert run_edl("zoo", "init", str(tmp_path)) == 0
+    assert (tmp_path / "requirements.txt").read_text(encoding="utf-8") == "pandas\n"
+    assert "requirements.txt" not in capsys.readouterr().out
+    assert (tmp_path / "Dockerfile").is_file()
+
+
 def test_init_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "job.yaml").write_text("mine", encoding="utf-8")
     assert run_edl("zoo", "init", str(tmp_path)) == 2
@@ -174,6 +189,25 @@ def test_build_shows_the_engines_words_and_what_to_write(
     assert "image: team/mnist:1\n  model: {zoo: ., definition: mnist.mlp.custom_model}\n" in out
     [query] = [request.query for request in engine.requests if request.path.endswith("/build")]
     assert (query["t"], query["dockerfile"]) == ("team/mnist:1", DOCKERFILE)
+
+
+@pytest.mark.parametrize(
+    ("dockerfile", "warns"),
+    [
+        ("FROM mine\n# COPY requirements.txt /model_zoo/\nCOPY . /model_zoo\n", True),
+        ("FROM mine\nCOPY . /model_zoo\nRUN pip install -r /model_zoo/requirements.txt\n", False),
+        (None, False),
+    ],
+)
+def test_build_warns_of_packages_that_the_dockerfile_leaves_out(
+    zoo: Path, engine: ScriptedEngine, capsys: pytest.CaptureFixture[str], dockerfile: str | None, warns: bool
+) -> None:
+    engine.image = TRAINING
+    if dockerfile is not None:
+        (zoo / "Dockerfile").write_text(dockerfile, encoding="utf-8")
+    (zoo / "requirements.txt").write_text("pandas\n", encoding="utf-8")
+    assert run_edl("zoo", "build", str(zoo), "--image", "mnist") == 0
+    assert (f"warning: {zoo / 'requirements.txt'} is not installed" in capsys.readouterr().err) == warns
 
 
 def test_a_base_that_cannot_be_had(zoo: Path, engine: ScriptedEngine, capsys: pytest.CaptureFixture[str]) -> None:
