@@ -70,7 +70,8 @@ def test_a_new_job_uses_the_claim_of_the_charts_and_says_how_the_data_comes_ther
     run_edl("zoo", "init", str(tmp_path))
     (volume,) = load_job_file(tmp_path / "job.yaml").volumes
     assert volume.claim == "fileserver-claim"
-    assert f"edl data cp data/mnist {volume.claim}:/mnist\n" in (tmp_path / "README.md").read_text(encoding="utf-8")
+    copies = f"edl data cp data/mnist {volume.claim}:/mnist --image REGISTRY/digits:1\n"
+    assert copies in (tmp_path / "README.md").read_text(encoding="utf-8")
 
 
 def test_pods_of_a_new_job_are_no_larger_than_those_of_the_zoo(tmp_path: Path) -> None:
