@@ -74,8 +74,8 @@ storage: {claim: fileserver-claim, path: /data/runs}
     "pod": """\
 pod:
   env: {TF_CPP_MIN_LOG_LEVEL: "2"}
-  node_selector: {cloud.google.com/gke-nodepool: spot}
-  tolerations: [{key: cloud.google.com/gke-spot, operator: Equal, value: "true", effect: NoSchedule}]
+  node_selector: {kubernetes.io/arch: amd64}
+  tolerations: [{key: team, operator: Equal, value: vision, effect: NoSchedule}]
   image_pull_secrets: [registry]
 """,
     "security": """\
