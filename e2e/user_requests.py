@@ -31,7 +31,7 @@ def secret_uses(secret: str) -> dict[str, Manifest]:
         "volume": volume({"secret": {"secretName": secret}}),
         "projected volume": volume({"projected": {"sources": [{"secret": {"name": secret}}]}}),
         "CSI volume": volume({"csi": {"driver": "tried.edl.dev", "nodePublishSecretRef": {"name": secret}}}),
-        "volume of an old kind": volume({"flexVolume": {"driver": "edl/tried", "secretRef": {"name": secret}}}),
+        "FlexVolume": volume({"flexVolume": {"driver": "edl/tried", "secretRef": {"name": secret}}}),
         "variable": {"container": one},
         "all variables": {"container": all_of_it},
         "variable of an init container": {"initContainers": [first | one]},
