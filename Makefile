@@ -149,7 +149,7 @@ dist: $(STAMP) ## build an sdist and a wheel with native code into dist/, and th
 dist-test: dist ## install that wheel into an empty environment, without extras, and use it there
 	$(BIN)/pytest -q -m thorough platform/tests/install
 
-images: $(STAMP) ## build the images with the Docker engine
+images: $(STAMP) ## build the training image and the submitter image with the Docker engine
 	$(BIN)/python -m e2e.images --build
 
 e2e: $(STAMP) ## whole jobs on the cluster of KUBECONFIG, or on a kind cluster that it makes (docs/testing.md)

@@ -1,7 +1,7 @@
 """The images under test: built with the Docker engine, given to the cluster, named in a file for the tests.
 
 python -m e2e.images            build and deliver
-python -m e2e.images --build    build only
+python -m e2e.images --build    build only what users need: `make images`
 """
 
 from __future__ import annotations
@@ -42,12 +42,18 @@ class JobImages:
     database: str = "edl/e2e-postgresql:dev"
 
 
-def build_images() -> JobImages:
-    """Build the images with the Docker engine; what users install from gets the tag of this version, too."""
+def build_user_images() -> None:
+    """Build the images that users install from. They get the tag of this version, too."""
     images = JobImages()
     for name, dockerfile in ((images.training, "Dockerfile"), (images.submitter, "submitter.Dockerfile")):
         run_program("docker", "build", "-t", name, "-f", ROOT / "images" / dockerfile, ROOT, seconds=BUILD_SECONDS)
         run_program("docker", "tag", name, _of_this_version(name))
+
+
+def build_images() -> JobImages:
+    """Build all images that the tests need."""
+    build_user_images()
+    images = JobImages()
     server = (ROOT / "e2e" / "postgresql.Dockerfile").read_text()
     run_program("docker", "build", "-t", images.database, "-", stdin=server, seconds=BUILD_SECONDS)
     with tempfile.TemporaryDirectory() as folder:
@@ -96,16 +102,17 @@ def delivered_images() -> JobImages:
 
 
 def main() -> None:
-    """Build, and deliver to the cluster of ``KUBECONFIG``."""
+    """Build, and deliver to the cluster of ``KUBECONFIG``, or build only what users need."""
     parser = argparse.ArgumentParser(description="Build the images under test and give them to the cluster.")
-    parser.add_argument("--build", action="store_true", help="build only")
+    parser.add_argument("--build", action="store_true", help="build only what users install from")
     options = parser.parse_args()
-    target_site = None if options.build else site.detect_site()  # before minutes are spent
-    images = build_images()
-    if target_site is not None:
-        images = deliver_images(images, target_site)
-        NAMES.parent.mkdir(exist_ok=True)
-        NAMES.write_text(json.dumps(asdict(images), indent=1) + "\n")
+    if options.build:
+        build_user_images()
+        return
+    target_site = site.detect_site()  # before minutes are spent
+    images = deliver_images(build_images(), target_site)
+    NAMES.parent.mkdir(exist_ok=True)
+    NAMES.write_text(json.dumps(asdict(images), indent=1) + "\n")
 
 
 if __name__ == "__main__":
