@@ -304,6 +304,14 @@ def _quarantine_guilty(state: JobState, worker: str) -> None:
         )
 
 
+def has_time_limits(state: JobState, kind: str) -> bool:
+    """Whether leases of this kind return after the limits of ``lease_timeouts``.
+
+    A round of AllReduce loses its silent members, and with them their training leases.
+    """
+    return kind != TRAINING or state.world is None
+
+
 def _enter_lease(state: JobState, worker: str, kind: str, record_range: RecordRange, now: float) -> LeaseReply:
     """Journal and record a lease. The answer leaves the master only after the entry is on disk."""
     number = state.next_lease_number()
@@ -314,8 +322,7 @@ def _enter_lease(state: JobState, worker: str, kind: str, record_range: RecordRa
     record_entry(state, LeaseGranted(lease=number, task=kind, work=row, minibatch=ledger.minibatch, worker=worker))
     if kind == TRAINING and state.crash_suspects.is_suspect(record_range):
         state.crash_suspects.one_by_one_leases.add(number)
-    # A round of AllReduce loses its silent members, and with them their training leases.
-    if kind != TRAINING or state.world is None:
+    if has_time_limits(state, kind):
         state.holders[worker].add_lease(number, now)
     state.pods.by_uid[worker].had_lease = True
     if is_repeated:

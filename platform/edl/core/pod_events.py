@@ -7,7 +7,7 @@ from edl.api.journal_entries import WorkerChanged, WorkerDismissed, WorkerMemory
 from edl.api.run_events import RoleEnded, RoleLeaving, RoleStarted, WarningRaised
 from edl.core import member_crashes, parameter_servers, pod_lifecycle, scaling
 from edl.core.events import Acknowledged, PodChanged, PodsSynced, StartRefused, WorkerFailed, WorkerLeft
-from edl.core.grants import record_heartbeat, record_lease_progress
+from edl.core.grants import has_time_limits, record_heartbeat, record_lease_progress
 from edl.core.job_pods import JobPod
 from edl.core.journal_application import end_job, record_entry
 from edl.core.lease_timeouts import LeaseHolder
@@ -200,11 +200,13 @@ def handle_pods_synced(state: JobState, event: PodsSynced, now: float) -> None:
     # A PS may have answered the previous master instead of this one: ask all of them again.
     for revocation in state.revocations:
         request_revocation(state, revocation)
-    for ledger in state.ledgers.values():
+    for kind, ledger in state.ledgers.items():
         for number, lease in ledger.leases.items():
             if lease.revoke_reason is None:
                 # The last heartbeats are unknown: the timeouts start now.
-                state.holders.setdefault(lease.worker, LeaseHolder(now)).add_lease(number, now)
+                holder = state.holders.setdefault(lease.worker, LeaseHolder(now))
+                if has_time_limits(state, kind):
+                    holder.add_lease(number, now)
     for uid, index in list(state.pods.worker_indices.items()):
         if not state.pods.is_live(uid):
             _handle_worker_gone(state, uid, index, now)

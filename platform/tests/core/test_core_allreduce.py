@@ -41,6 +41,19 @@ def test_the_pods_of_a_node_have_neighbouring_ranks() -> None:
     assert master.rounds.members == ("w2", "w4", "w1", "w3")
 
 
+def test_a_new_master_gives_training_leases_no_limits_of_their_own() -> None:
+    """It would look every millisecond whether one of them has expired, and a stuck task would hide behind it."""
+    master = AllReduceMaster()
+    master.start_round("w0", "w1")
+    master.lease("w0")
+    master.restart()
+    for _ in range(400):
+        master.report("w0", RankPhase.RUNNING, step=1)
+        master.handle(Tick(), after=2.0)
+    assert master.state.next_deadline(master.now) - master.now >= 0.5
+    assert not any(holder.last_steps for holder in master.state.holders.values())
+
+
 def test_below_the_minimum_no_round_starts_and_the_job_says_why() -> None:
     master = AllReduceMaster(workers_min=2)
     view = master.report("w0", RankPhase.OUTSIDE)
