@@ -60,7 +60,7 @@ workers:
   min: 2
   max: 16
   priority: high=0.25   # four of sixteen are as hard to preempt as a service, twelve are not
-  resources: {cpu: 2, memory: 4Gi, gpu: 1}
+  resources: {cpu: 2, memory: 4Gi}
   oom_memory_factor: 1.5
 """,
     "volumes": """\

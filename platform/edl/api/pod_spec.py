@@ -100,7 +100,15 @@ class ResourceSpec:
 class WorkerResourceSpec(ResourceSpec):
     """Resource requests of one worker's pod. Only workers may have GPUs: the other roles run no TensorFlow."""
 
-    gpu: Annotated[int, Field("GPUs of one pod; edl run uses all that it finds.", unit="devices")] = 0
+    gpu: Annotated[
+        int,
+        Field(
+            "GPUs of one pod, as requests of nvidia.com/gpu. The image must have TensorFlow with CUDA. That of make "
+            "images has not, and its pods would hold GPUs and train on the CPU. EDL was never tried on GPUs. edl run "
+            "uses all that it finds.",
+            unit="devices",
+        ),
+    ] = 0
 
 
 @dataclass(frozen=True, slots=True)
