@@ -93,12 +93,14 @@ def train(
     return model
 
 
-def fit(callback: Any, optimizer: str = ONE_OPTIMIZER) -> Any:
+def fit(callback: Any, optimizer: str = ONE_OPTIMIZER, *, is_built: bool = False) -> Any:
     scope: dict[str, Any] = {}
     exec(MODEL.replace("OPTIMIZER", optimizer), scope)
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(0)
     model = scope["custom_model"]()
+    if is_built:
+        model.optimizer.build(model.trainable_variables)
     model.fit(X, Y, batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0, callbacks=[callback])
     return model
 
@@ -233,7 +235,7 @@ COPYING_OPTIMIZERS = {
 @pytest.mark.parametrize("method", ["on_train_begin", *map(repetition, ("on_epoch_begin", "on_train_batch_begin"))])
 @pytest.mark.parametrize("case", ["of Keras", *map(repetition, list(COPYING_OPTIMIZERS)[1:])])
 def test_weights_are_not_set_after_an_optimizer_has_copied_them(tmp_path: Path, case: str, method: str) -> None:
-    """``fit`` builds the optimizer at the first step, so its copies would be of the new weights."""
+    """``fit`` builds the optimizer at the first step, after all of these methods."""
     with pytest.raises(BadInputError) as refused:
         train(tmp_path, Acting(method, 0, halve_weights), optimizer=COPYING_OPTIMIZERS[case])
     assert all(each in refused.value.message for each in (f"Acting.{method}()", "hidden/kernel"))
@@ -243,8 +245,8 @@ def test_weights_are_not_set_after_an_optimizer_has_copied_them(tmp_path: Path, 
 def test_weights_may_be_set_after_the_first_step_of_an_optimizer_that_has_copied_them(tmp_path: Path) -> None:
     optimizer = COPYING_OPTIMIZERS["of Keras"]
     model = train(tmp_path, Acting("on_epoch_begin", 1, halve_weights), optimizer=optimizer)
-    model.finalize()  # as fit does at its end
-    plain = fit(Acting("on_epoch_begin", 1, halve_weights), optimizer)
+    # Where fit builds it, the copy becomes a part of the traced step: Keras 3.15 copies the weights in each step.
+    plain = fit(Acting("on_epoch_begin", 1, halve_weights), optimizer, is_built=True)
     for mine, theirs in zip(model.model.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
 
