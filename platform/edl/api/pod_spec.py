@@ -203,7 +203,7 @@ class PodSpec:
         Mapping[str, str | SecretKeyRef],
         Field(
             "Environment variables of every container: text, or {secret: NAME, key: KEY} for a value "
-            "from a Secret of the namespace."
+            "from a Secret of the namespace, which an admin creates and allows."
         ),
     ] = field(default_factory=dict)
     node_selector: Annotated[
