@@ -541,7 +541,16 @@ class StepLoop:
     # ------------------------------------------------------------------ a round
 
     def _run_round(self, view: RoundView) -> None:
-        """Take steps until the world changes or there is no more work."""
+        """Take steps until the world changes or there is no more work.
+
+        All ranks make the same exchanges, in this order:
+
+        1. If nobody had records the last time, a probe. It says whether a step follows.
+        2. The sums of a step. Ranks without records add zeros.
+        3. After some steps, a digest of the state.
+
+        Before them, each rank does what needs no exchange: its other tasks, and copies of its state for others.
+        """
         communicator, world = self._connection.communicator, self._world
         assert communicator is not None
         world.start(view.round)
@@ -559,31 +568,15 @@ class StepLoop:
                     self._close_communicator()
                     return
                 self._shares.forget_committed(world.view.committed_step)
-                if self._is_paused or not self._callbacks.lacks_old_values:
-                    # The checkpoint may have the next step as well; while all pause there is none.
-                    self._copies.copy_alone(world.view, is_paused=self._is_paused)
-                self._copy_for_evaluation(world.view)
-                if not self._has_begun_step():
-                    # Otherwise a follower would call its callbacks on a state that has their changes already.
-                    self._feed.serve_waiting(
-                        world.round, world.step, self._hold_for_follower, self._callbacks.callback_epoch
-                    )
+                self._copy_state_for_others()
                 cut = self._copies.announce(world.view, is_paused=self._is_paused)
                 message = replace(self._prepare(wait=nobody_has_records), copies_cut=cut)
                 if nobody_has_records:
-                    # Only whether somebody has records: nothing that is as large as the model is sent.
-                    world.enter_exchange()
-                    probe = StepOutcome.from_messages(communicator.exchange(message.encode()), self._digests.name_rank)
+                    probe = self._probe(communicator, message)
                     if probe.leaves_round:
-                        self._replica.restore_statistics()
                         break
-                    self._note_stop(probe)
                     if not self._has_step(probe):
-                        self._replica.restore_statistics()
-                        self._is_paused = probe.pauses
-                        world.apply_step((), None, is_paused=probe.pauses)
-                        self._copies.copy_share(probe.copies_cut)
-                        world.report_steps_soon()
+                        self._pass_boundary(probe)
                         continue
                     if self._batch is not None:
                         # Only now the rank knows its share.
@@ -602,6 +595,35 @@ class StepLoop:
             _LOG.info("%s is over: %s", world.round, error)
             self._replica.restore_statistics()
         self._end_round()
+
+    def _copy_state_for_others(self) -> None:
+        """Copy the state for checkpoints, evaluations and workers that follow this round, if they wait for it."""
+        world = self._world
+        if self._is_paused or not self._callbacks.lacks_old_values:
+            # The checkpoint may have the next step as well; while all pause there is none.
+            self._copies.copy_alone(world.view, is_paused=self._is_paused)
+        self._copy_for_evaluation(world.view)
+        if not self._has_begun_step():
+            # Otherwise a follower would call its callbacks on a state that has their changes already.
+            self._feed.serve_waiting(world.round, world.step, self._hold_for_follower, self._callbacks.callback_epoch)
+
+    def _probe(self, communicator: Communicator, message: StepMessage) -> StepOutcome:
+        """Ask all ranks whether somebody has records; nothing that is as large as the model is sent."""
+        self._world.enter_exchange()
+        probe = StepOutcome.from_messages(communicator.exchange(message.encode()), self._digests.name_rank)
+        if probe.leaves_round:
+            self._replica.restore_statistics()
+        else:
+            self._note_stop(probe)
+        return probe
+
+    def _pass_boundary(self, probe: StepOutcome) -> None:
+        """No rank has records: nothing is applied, and what waits for a boundary is done."""
+        self._replica.restore_statistics()
+        self._is_paused = probe.pauses
+        self._world.apply_step((), None, is_paused=probe.pauses)
+        self._copies.copy_share(probe.copies_cut)
+        self._world.report_steps_soon()
 
     def _has_step(self, outcome: StepOutcome) -> bool:
         """Whether a step follows, as far as this rank knows; all ranks think the same."""
