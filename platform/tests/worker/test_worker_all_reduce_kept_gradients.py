@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,6 +13,7 @@ from support.two_updates import TwoUpdatesJob
 from edl.collective.communicator import Communicator
 from edl.core.state_agreement import RankFacts
 from edl.core.world_rounds import Share
+from edl.worker.allreduce.callback_alignment import CallbackAlignment
 from edl.worker.allreduce.kept_gradient import KeptGradient
 from edl.worker.allreduce.step_message import StepMessage
 from edl.worker.allreduce.world_client import RoundView
@@ -115,7 +115,7 @@ def test_a_gradient_is_computed_again_if_callbacks_change_variables_between_the_
         def change_variables(rank: Rank) -> None:
             align = rank.loop._align_callbacks
 
-            def align_and_change(view: RoundView, communicator: Communicator) -> Callable[[], None]:
+            def align_and_change(view: RoundView, communicator: Communicator) -> CallbackAlignment | None:
                 rank.replica.rates = rank.replica.rates * 2
                 return align(view, communicator)
 

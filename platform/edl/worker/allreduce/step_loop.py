@@ -9,28 +9,26 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from operator import index
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from edl.api.errors import BadInputError, StorageError
 from edl.api.job_spec import JobSpec
-from edl.api.round_id import RoundId
 from edl.collective.communicator import Communicator
 from edl.collective.round_errors import RoundBrokenError
 from edl.core.checkpoint_shares import SHARD_BYTES
 from edl.core.global_batch import NO_RECORDS, RankRecords
-from edl.core.rank_state import NOT_BEGUN, CallbackEpoch, EndedStep, RankPhase
+from edl.core.rank_state import RankPhase
 from edl.core.state_agreement import RankFacts, is_digest_step
 from edl.core.strict_json import decode_json
 from edl.core.world_rounds import RoundPhase, StepShares
 from edl.worker.allreduce.batch_plan import BatchPlan
+from edl.worker.allreduce.callback_alignment import AlignedCallbacks, CallbackAlignment, describe_place, read_place
 from edl.worker.allreduce.checkpoint_copies import CheckpointCopies
 from edl.worker.allreduce.checkpoint_writer import Arrays, CheckpointWriter
 from edl.worker.allreduce.copy_evaluation import CopyEvaluation
@@ -94,7 +92,7 @@ class ReplicaLike(Protocol):
     def fingerprint(self) -> str: ...
 
 
-class StepCallbacks(Protocol):
+class StepCallbacks(AlignedCallbacks, Protocol):
     """The user's callbacks of one rank; ``edl.keras.rank_callbacks`` implements it."""
 
     @property
@@ -102,23 +100,13 @@ class StepCallbacks(Protocol):
     @property
     def has_stopped(self) -> bool: ...
     def start_round(self, rank: int) -> None: ...
-    @property
-    def begun_step(self) -> tuple[int, int] | None: ...
-    @property
-    def callback_epoch(self) -> CallbackEpoch: ...
-    def begin_step(self, step: int, epoch: int) -> None: ...
     def end_step(self, step: int, epoch: int, loss: float, learning_rate: float | None) -> None: ...
     def skip_step(self, step: int, epoch: int) -> None: ...
     def end_training(self) -> None: ...
     def forget_stop(self) -> None: ...
-    @property
-    def ended_step(self) -> EndedStep: ...
-    def make_up_step(self, ended: EndedStep) -> None: ...
-    def adopt_state(self, epoch: CallbackEpoch, step: int) -> None: ...
     def begin_again(self, step: int, began_in: tuple[int, int], epoch: int) -> None: ...
     @property
     def lacks_old_values(self) -> bool: ...
-    def forget_old_values(self) -> None: ...
     def showing_checkpoint(self) -> AbstractContextManager[None]: ...
 
 
@@ -419,8 +407,8 @@ class StepLoop:
         try:
             communicator = self._connection.connect(view.round, self._world.rank, view.addresses)
             self._digests.compare_ranks(communicator)
-            before_state = self._align_callbacks(view, communicator)
-            self._share_state(view, communicator, before_state)
+            alignment = self._align_callbacks(view, communicator)
+            self._share_state(view, communicator, alignment)
             digest = self._digests.compare_states(communicator, view.step)
             self._kept.start_round(digest)
             self._world.confirm(digest & _DIGEST_MASK, self._digests.difference)
@@ -428,59 +416,32 @@ class StepLoop:
             _LOG.warning("%s ended before it started: %s", view.round, error)
             self._end_round()
 
-    def _align_callbacks(self, view: RoundView, communicator: Communicator) -> Callable[[], None]:
-        """Let the callbacks of all ranks stand at the same place, before the members that lack the state get it.
+    def _align_callbacks(self, view: RoundView, communicator: Communicator) -> CallbackAlignment | None:
+        """Let the callbacks of the holders stand at the same place; returns what a member that lacks the state does.
 
-        A member that lacks it begins training, and the epoch of the others, before: what its callbacks change then is
-        replaced with all variables. If some holder has called its callbacks before the next step, all do so: they may
-        have changed its variables. It had computed a gradient when the round before ended, and others had not.
-
-        Returns:
-            What a member that lacks the state calls when the copy is complete, before it takes it. Until then its own
-            state may be the furthest one that is left, and callbacks may change variables.
+        None: nobody has a state, and all begin again.
         """
         if not view.holders:
             self._callbacks.begin_again(view.step, view.round, view.epoch)
-            return lambda: None
-        own, is_holder = self._callbacks.begun_step, view.members[self._world.rank] in view.holders
-        message = b""
-        if own is not None and is_holder:
-            message = json.dumps([own, self._callbacks.callback_epoch, self._callbacks.ended_step]).encode()
+            return None
+        is_holder = view.members[self._world.rank] in view.holders
         answers = read_answers(
-            communicator.exchange(message), _read_callbacks, "where its callbacks are", self._digests.name_rank
+            communicator.exchange(describe_place(self._callbacks, is_holder=is_holder)),
+            read_place,
+            "where its callbacks are",
+            self._digests.name_rank,
         )
-        received = [answer for answer in answers if answer is not None]
-        begun = [each.begun_epoch for each in received if each.begun_step == view.step]
+        places = [answer for answer in answers if answer is not None]
+        alignment = CallbackAlignment(self._callbacks, places, view.step)
+        if is_holder:
+            alignment.begin_step()
+        return alignment
 
-        def begin_next_step() -> None:
-            if begun:
-                self._callbacks.begin_step(view.step, max(begun))
-
-        def adopt_state() -> None:
-            before = [each.epoch for each in received if each.begun_step != view.step]
-            epochs = before or [each.epoch for each in received]
-            furthest = max(epochs, key=lambda epoch: epoch.place, default=NOT_BEGUN)
-            # Of the lowest rank that has set one, as in a step.
-            rate = next((each.learning_rate for each in epochs if each.learning_rate is not None), None)
-            # This rank's steps are other ones if training has begun again meanwhile.
-            if furthest.began_in == self._callbacks.callback_epoch.began_in:
-                for ended in [each.ended for each in received if each.ended.step == view.step - 1][:1]:
-                    self._callbacks.make_up_step(ended)
-            self._callbacks.adopt_state(furthest._replace(learning_rate=rate), view.step)
-            if begun:
-                begin_next_step()
-                self._callbacks.forget_old_values()
-
-        if not is_holder:
-            return adopt_state
-        begin_next_step()
-        return lambda: None
-
-    def _share_state(self, view: RoundView, communicator: Communicator, before_state: Callable[[], None]) -> None:
+    def _share_state(self, view: RoundView, communicator: Communicator, alignment: CallbackAlignment | None) -> None:
         """Give the first state to the members that lack it, and to all if their processors differ.
 
         It is a sum to which one holder adds its state and everybody else zeros: exact to the bit, because the
-        bytes are summed as whole numbers. ``before_state`` is called before a member takes it.
+        bytes are summed as whole numbers.
         """
         lacking = set(view.members) - set(view.holders)
         if not lacking and not self._digests.takes_state:
@@ -510,7 +471,8 @@ class StepLoop:
             if not is_source and self._has_begun_step():
                 self._callbacks.forget_old_values()
         if is_lacking:
-            before_state()
+            if alignment is not None:
+                alignment.adopt_state()
             self._replica.unpack_state(state.view(np.uint8))
             pending = None
             if view.holders:
@@ -885,40 +847,3 @@ def _read_share_bytes(data: bytes) -> int:
     if not isinstance(count, int) or not 0 <= count <= MAX_SHARES_BYTES:
         raise ValueError(f"{count!r} is not a number of bytes from 0 to {MAX_SHARES_BYTES}")
     return count
-
-
-class _CallbackPlace(NamedTuple):
-    """Where the callbacks of a rank are.
-
-    Attributes:
-        begun_step: the newest step before which they were called.
-        begun_epoch: the epoch of that step.
-        epoch: how far they are in an epoch.
-        ended: the newest step that is over for them.
-    """
-
-    begun_step: int
-    begun_epoch: int
-    epoch: CallbackEpoch
-    ended: EndedStep
-
-
-def _read_callbacks(data: bytes) -> _CallbackPlace | None:
-    """Where the callbacks of a rank are; None: it has no callbacks, or lacks the state."""
-    if not data:
-        return None
-    place = decode_json(data, nonfinite_as_none=True)
-    (step, number), (begun, loss_sum, steps, began_in, rate, first), (last, last_epoch, loss, is_applied) = place
-    # A loss beyond the range of floats is no reason to end the job.
-    epoch = CallbackEpoch(
-        index(begun),
-        0.0 if loss_sum is None else float(loss_sum),
-        index(steps),
-        RoundId(*map(index, began_in)),
-        None if rate is None else float(rate),
-        index(first),
-    )
-    ended = EndedStep(index(last), index(last_epoch), math.nan if loss is None else float(loss), bool(is_applied))
-    if not epoch.is_possible or not ended.is_possible or index(step) < -1 or index(number) < 0:
-        raise ValueError(f"it names step {step} of epoch {number}, {epoch} and {ended}")
-    return _CallbackPlace(step, number, epoch, ended)
