@@ -117,6 +117,8 @@ def kustomization(folder: str) -> str:
 
 def subcommand(words: Sequence[str]) -> tuple[str, ...]:
     """The program, its command, and what that is divided into."""
+    if words[1:3] == ["create", "secret"]:  # divided once more
+        return tuple(words[:4])
     divided = words[0] == "kubectl" and words[1] in ("auth", "config", "create", "rollout", "set")
     return tuple(words[: 3 if divided and not words[2].startswith("-") else 2])
 
