@@ -491,6 +491,7 @@ def record_lease_progress(state: JobState, worker: str, progress: LeaseProgress,
         # result.
         new_steps = progress.done_steps - holder.partial_steps.get(progress.lease, 0)
         holder.partial_steps[progress.lease] = progress.done_steps
+        _record_task(state, worker, kind, now)
         _credit_steps(state, worker, progress.lease, new_steps, now)
 
 
@@ -516,6 +517,12 @@ def _credit_steps(state: JobState, worker: str, lease: int, new_steps: int, now:
         holder.step_count += new_steps
     state.pods.credit_steps(Role.WORKER, new_steps)
     state.pods.credit_steps(Role.PS, new_steps)
+
+
+def _record_task(state: JobState, worker: str, kind: str, now: float) -> None:
+    """A worker goes on with a task that it does not finish step by step."""
+    if not world_evaluations.runs_on_copy(state, worker, kind):
+        state.step_arrivals.record_task(worker, now)
 
 
 def handle_task_reported(state: JobState, event: TaskReported, now: float) -> None:
@@ -548,6 +555,7 @@ def handle_task_reported(state: JobState, event: TaskReported, now: float) -> No
         )
         state.crash_suspects.close_lease(lease, lease.step_count)
     else:
+        _record_task(state, event.worker, kind, now)
         _record_result(state, kind, event)
     # The next evaluation covers the same ranges again.
     state.range_crashes.pop((kind, lease.record_range), None)

@@ -7,7 +7,8 @@ completes no step for many times the usual duration of a step.
 
 Under AllReduce a round loses its silent members, and with them their training leases. A step is one of all members, so
 no lease can be stuck alone: ``stragglers`` measures the steps of the round, finds the members for which the others
-wait, and replaces them. Leases of other tasks have the limits here.
+wait, and replaces them. Leases of other tasks have the limits here: they return, and a member whose main thread hangs
+in such a task is replaced like one that hangs in a step.
 
 All rules about silence and about steps that take too long, in seconds:
 
@@ -18,7 +19,8 @@ All rules about silence and about steps that take too long, in seconds:
 * Its neighbour in the ring hears nothing for 2 (``HEARTBEAT_TIMEOUT_SECONDS`` of ``edl.collective``), or their
   connection breaks: the neighbour breaks the round, and says so to the master.
 * It makes no step for ``stuck_seconds`` (60 or more; 600 before a step was measured), but is heard: under parameter
-  servers its leases return. Under AllReduce it is named (``stragglers``).
+  servers its leases return. Under AllReduce those of other tasks than training do, and it is named if others wait for
+  it (``stragglers``).
 * The others have waited for it for 3,600 (``REPLACEMENT_SECONDS``), under AllReduce: it is replaced (``stragglers``).
 * A parameter server says nothing for 10 (``PS_SILENCE_SECONDS``), and no worker makes a step: training is stalled, and
   status says so (``stall``). It is replaced if the cluster also says that its node is unreachable, and else when the

@@ -27,6 +27,7 @@ class StepArrivals:
         step: the newest step that a member has applied.
         since: when ``furthest`` or ``step`` changed last, or when the phase began.
         newest_arrival: when any member's number changed last: the others wait from ``since`` until then.
+        tasks_at: by member, when it reported progress of another task than training last.
         committed_at: when steps were entered in the ledger last; None: not since training went on.
         step_timeouts: how long the steps of this job take. Apart from the limits of leases: a lease of AllReduce
             that changes no parameters may take many times longer than a step.
@@ -42,6 +43,7 @@ class StepArrivals:
     step: int = 0
     since: float = 0.0
     newest_arrival: float = 0.0
+    tasks_at: dict[str, float] = field(default_factory=dict)
     committed_at: float | None = None
     step_timeouts: LeaseTimeouts = field(default_factory=LeaseTimeouts)
     replacements: int = 0
@@ -53,6 +55,7 @@ class StepArrivals:
         if (round_id, phase) != (self.round, self.phase):
             self.round, self.phase = round_id, phase
             self.entered.clear()
+            self.tasks_at.clear()
             self.furthest, self.step = -1, 0
             self.count_anew(now)
 
@@ -65,6 +68,8 @@ class StepArrivals:
         """Exclude ``seconds`` in which the master heard nobody."""
         self.since = min(now, self.since + seconds)
         self.newest_arrival = min(now, self.newest_arrival + seconds)
+        for worker, at in self.tasks_at.items():
+            self.tasks_at[worker] = min(now, at + seconds)
         if self.committed_at is not None:
             self.committed_at = min(now, self.committed_at + seconds)
 
@@ -75,6 +80,14 @@ class StepArrivals:
         if entered > self.furthest or step > self.step:
             self.furthest, self.step = max(entered, self.furthest), max(step, self.step)
             self.since, self.description, self.is_reported = now, "", False
+
+    def record_task(self, worker: str, now: float) -> None:
+        """A member's main thread goes on with another task than training."""
+        self.tasks_at[worker] = now
+
+    def idle_seconds(self, worker: str, now: float) -> float:
+        """For how long the others have waited for a member that is late without a sign of its main thread."""
+        return now - max(self.since, self.tasks_at.get(worker, self.since))
 
     def record_committed(self, steps: int, now: float) -> None:
         """So many steps were entered in the ledger. The first ones of a round count as none: workers may trace."""

@@ -4,14 +4,18 @@ Such a worker (its ``feed`` reads from a dead network file system, a callback lo
 other, and its connections are intact. So nothing else notices it, and all others would wait without limit. A long step
 is no such thing: the limit for users' eyes follows the duration of steps, and no worker is lost before
 ``REPLACEMENT_SECONDS``. A wrong replacement is worse than a late one.
+
+While all pause, main threads evaluate, export or write files. The lease of a worker that hangs in such a task returns
+by a limit of its own, but nobody can do the task: the others wait in an exchange until this worker enters it, too.
 """
 
 from __future__ import annotations
 
 from edl.api.cluster_port import Role
 from edl.api.run_events import WarningRaised
+from edl.core import world_evaluations
 from edl.core.lease_timeouts import SILENCE_FLOOR
-from edl.core.ledger import EVALUATION, TRAINING
+from edl.core.ledger import BEST_MODEL, EVALUATION, EXPORT, METRICS, MODEL_FILE, TRAINING
 from edl.core.scaling import terminate_worker
 from edl.core.short_list import format_short_list
 from edl.core.state import JobState
@@ -42,18 +46,34 @@ def watch_stragglers(state: JobState, late_seconds: float, now: float) -> dict[s
         return {}
     arrivals.excuse(late_seconds, now)
     arrivals.follow_round(rounds.round, rounds.phase, now)
-    if _is_paused(state, rounds):
+    if not _is_watched(state, rounds):
         arrivals.count_anew(now)
         return {}
-    limit, seconds = arrivals.step_timeouts.stuck_seconds, now - arrivals.since
-    late_and_waiting = _find_late(state, rounds, now) if seconds >= limit else None
-    if late_and_waiting is not None and not late_and_waiting[0]:
-        # The step of their own begins when the last one has entered it.
-        seconds = now - arrivals.newest_arrival
-    if late_and_waiting is None or seconds < limit:
+    is_paused, limit = _is_paused(state, rounds), arrivals.step_timeouts.stuck_seconds
+    if is_paused:
+        # Its length is none of a step.
+        arrivals.committed_at = None
+        limit = max(limit, state.lease_timeouts.stuck_seconds)
+    late_and_waiting = _find_late(state, rounds, now) if now - arrivals.since >= limit else None
+    if late_and_waiting is None:
         arrivals.description = ""
         return {}
     late, waiting = late_and_waiting
+    if late:
+        if any(_has_other_task(state, worker) for worker in late):
+            limit = max(limit, state.lease_timeouts.stuck_seconds)
+        # Others that are late go on with their tasks.
+        late = [worker for worker in late if arrivals.idle_seconds(worker, now) >= limit]
+        seconds = min((arrivals.idle_seconds(worker, now) for worker in late), default=0.0)
+    elif is_paused or any(_has_other_task(state, worker) for worker in waiting):
+        # Each is at a task of its own, whose lease has a limit of its own.
+        seconds = 0.0
+    else:
+        # The step of their own begins when the last one has entered it.
+        seconds = now - arrivals.newest_arrival
+    if seconds < limit:
+        arrivals.description = ""
+        return {}
     arrivals.description = _describe_wait(state, rounds, late, len(waiting), seconds)
     if not arrivals.is_reported:
         arrivals.is_reported = True
@@ -63,14 +83,40 @@ def watch_stragglers(state: JobState, late_seconds: float, now: float) -> dict[s
     return _replace(state, late, seconds, now) if _may_replace(state, rounds, late, waiting) else {}
 
 
+def _is_watched(state: JobState, rounds: WorldRounds) -> bool:
+    """Whether members may wait for each other; a stop has a limit of its own."""
+    if state.training_ledger is None or state.pending_stop is not None or rounds.round == NO_ROUND:
+        return False
+    return rounds.phase is not RoundPhase.CONFIRMING
+
+
 def _is_paused(state: JobState, rounds: WorldRounds) -> bool:
-    """Whether nobody has to make a step."""
-    training = state.training_ledger
-    if training is None or state.pending_stop is not None or state.is_training_over():
+    """Whether nobody has to make a step, and some may have other tasks meanwhile."""
+    if state.is_training_over():
         return True
     if rounds.phase is not RoundPhase.RUNNING:
-        return rounds.phase is not RoundPhase.CLOSING or rounds.round == NO_ROUND
-    return state.world_pauses or state.has_reached_limit(training) or bool(state.callback_stop_reason)
+        return state.world_pauses and bool(_open_task(state))
+    training = state.training_ledger
+    is_at_limit = training is not None and state.has_reached_limit(training)
+    return state.world_pauses or is_at_limit or bool(state.callback_stop_reason)
+
+
+_TASKS = {
+    EVALUATION: "the evaluation",
+    METRICS: "the evaluation",
+    BEST_MODEL: "writing the file of the best model",
+    MODEL_FILE: "writing the file of ModelCheckpoint",
+    EXPORT: "the export",
+}
+
+
+def _open_task(state: JobState) -> str:
+    """The task that main threads have to do while all pause, for users; empty: none."""
+    for kind, task in _TASKS.items():
+        ledger = state.ledgers.get(kind)
+        if ledger is not None and not ledger.is_finished and not world_evaluations.needs_copy(state, kind):
+            return task
+    return ""
 
 
 def _find_late(state: JobState, rounds: WorldRounds, now: float) -> tuple[list[str], list[str]] | None:
@@ -89,23 +135,19 @@ def _find_late(state: JobState, rounds: WorldRounds, now: float) -> tuple[list[s
         if arrived is None:
             return None
         late = arrived
-    waiting = [worker for worker in members if worker not in late]
-    # Its main thread may be at another task, whose lease has a limit of its own.
-    if any(_has_other_task(state, worker) for worker in late or members):
-        return None
-    return late, waiting
+    return late, [worker for worker in members if worker not in late]
 
 
 def _has_other_task(state: JobState, worker: str) -> bool:
     """Whether a worker has a task that its main thread runs between two steps."""
+    kinds = [kind for kind, _ in state.worker_leases(worker) if kind != TRAINING]
     # It evaluates a copy on another thread.
-    of_copy = state.evaluation is not None and state.evaluation.of_copy
-    return any(kind != TRAINING and not (of_copy and kind == EVALUATION) for kind, _ in state.worker_leases(worker))
+    return any(not world_evaluations.runs_on_copy(state, worker, kind) for kind in kinds)
 
 
 def _describe_wait(state: JobState, rounds: WorldRounds, late: list[str], waiting: int, seconds: float) -> str:
     """Who waits for whom."""
-    step = state.step_arrivals.step + 1
+    step, task = state.step_arrivals.step + 1, _open_task(state) if _is_paused(state, rounds) else ""
     if not late:
         if waiting == 1:
             return f"the only worker has been in step {step:,} for {seconds:.0f} s"
@@ -113,6 +155,8 @@ def _describe_wait(state: JobState, rounds: WorldRounds, late: list[str], waitin
     names = format_short_list([f"worker-{state.pods.index_of(worker)}" for worker in late])
     has, part, them = ("has", "its part", "it") if len(late) == 1 else ("have", "their parts", "them")
     others = "1 other waits" if waiting == 1 else f"{waiting} others wait"
+    if task:
+        return f"{names} {has} made no progress in {task} for {seconds:.0f} s; {others} for {them}"
     if rounds.phase is RoundPhase.CLOSING:
         return f"{names} {has} not left round {rounds.round.number} for {seconds:.0f} s; {others} for {them}"
     return f"{names} {has} not finished {part} of step {step:,} for {seconds:.0f} s; {others} for {them}"
@@ -122,12 +166,16 @@ def _may_replace(state: JobState, rounds: WorldRounds, late: list[str], waiting:
     """Whether the late ones are to blame: as many that compute themselves wait for them, and one of these stays.
 
     While more of them compute than wait, the step is probably just long. A program of the user's may evaluate or save
-    its model on one worker between two steps, for as long as it likes.
+    its model on one worker between two steps, for as long as it likes. In a pause nobody computes: there those wait
+    that are done with their tasks, and the late ones must have a task to do. A callback may take as long as it likes.
     """
     if not late or not state.settings.has_parameters:
         return False
-    training = [worker for worker in waiting if _has_records(state, rounds, worker)]
-    return len(late) <= len(training) and any(worker not in rounds.leaving for worker in training)
+    if _is_paused(state, rounds):
+        witnesses = waiting if _open_task(state) else []
+    else:
+        witnesses = [worker for worker in waiting if _has_records(state, rounds, worker)]
+    return len(late) <= len(witnesses) and any(worker not in rounds.leaving for worker in witnesses)
 
 
 def _has_records(state: JobState, rounds: WorldRounds, worker: str) -> bool:

@@ -135,6 +135,19 @@ def evaluates_copy(state: JobState, worker: str) -> bool:
     )
 
 
+def runs_on_copy(state: JobState, worker: str, kind: str) -> bool:
+    """Whether a worker runs its tasks of a kind on its copy, so on a thread of their own."""
+    return kind in (EVALUATION, METRICS) and evaluates_copy(state, worker)
+
+
+def needs_copy(state: JobState, kind: str) -> bool:
+    """Whether only workers with a copy can get the tasks of a kind."""
+    rounds, running = state.world, state.evaluation
+    if rounds is None or running is None or not running.of_copy:
+        return False
+    return kind == EVALUATION or (kind == METRICS and bool(state.evaluation_copies.holders(rounds, running.step)))
+
+
 def training_members(state: JobState) -> tuple[str, ...]:
     """The members that take training records, by rank: all but those that evaluate a copy."""
     rounds, running = state.world, state.evaluation

@@ -12,9 +12,10 @@ from support.text_keys import missing_keys
 from edl.api.run_events import WarningRaised
 from edl.core.allreduce import describe_world
 from edl.core.evaluation_copies import CopyReport
-from edl.core.events import DeletePod, StartPod, Tick
+from edl.core.events import DeletePod, LeaseProgress, ProgressReported, StartPod, Tick
 from edl.core.journal_application import end_job
 from edl.core.lease_timeouts import STUCK_FIRST, STUCK_FLOOR
+from edl.core.model_files import ModelFile
 from edl.core.rank_state import RankPhase
 from edl.core.stragglers import REPLACEMENT_SECONDS
 from edl.core.world_rounds import RoundPhase, Share
@@ -47,13 +48,17 @@ def start(count: int = 3, *, training: int | None = None, **settings: Any) -> Al
     return master
 
 
-def pass_time(master: AllReduceMaster, entered: Mapping[str, int | None], seconds: float) -> list[object]:
-    """Let time pass in which these workers say how far they are; returns the commands about pods."""
+def pass_time(
+    master: AllReduceMaster, entered: Mapping[str, int | None], seconds: float, *tasks: ProgressReported
+) -> list[object]:
+    """Let time pass in which these workers say how far they are, also with tasks; returns the commands about pods."""
     commands: list[object] = []
     until = master.now + seconds
     while master.now < until:
         for worker, number in entered.items():
             master.report(worker, RankPhase.RUNNING, step=3, stable=2, entered=number)
+        for task in tasks:
+            master.handle(task)
         commands += master.handle(Tick(), after=min(3.0, max(0.01, until - master.now)))
     return [each for each in commands if isinstance(each, DeletePod | StartPod)]
 
@@ -252,11 +257,90 @@ def test_time_in_which_the_master_was_stopped_does_not_count() -> None:
     assert awaited(master) == ""
 
 
-def test_a_pause_is_no_wait() -> None:
+def test_nobody_is_replaced_in_a_pause_in_which_no_task_has_begun() -> None:
+    """A callback at the end of the step may take as long as it likes."""
     master = start(validation=8, evaluation_steps=2, evaluation_workers=0)
-    assert pass_time(master, {"w0": 4, "w1": 4, "w2": 3}, REPLACEMENT_SECONDS + 60) == []
+    assert pass_time(master, {"w0": 4, "w1": 4, "w2": 3}, 3 * REPLACEMENT_SECONDS) == []
     assert master.state.world_pauses
+    assert awaited(master).startswith("worker-2 has not finished its part of step 4 for ")
+
+
+def start_pause(count: int = 2) -> AllReduceMaster:
+    """All pause for the evaluation of step 2, which has two tasks."""
+    master = start(count, training=1, validation=32, evaluation_steps=2, evaluation_workers=0)
+    master.report("w0", RankPhase.RUNNING, step=2, stable=2, entered=4, is_paused=True)
+    assert master.state.evaluation is not None
+    return master
+
+
+def begin_task(master: AllReduceMaster, worker: str) -> int:
+    """A worker gets a part of the evaluation; returns its lease."""
+    task = master.lease(worker)
+    assert task.kind == "evaluation"
+    return int(task.lease)
+
+
+def evaluate(worker: str, lease: int, steps: int) -> ProgressReported:
+    """A worker says how far it is with a task."""
+    return ProgressReported(worker, (LeaseProgress(lease, steps),))
+
+
+def test_a_worker_that_hangs_in_a_task_is_named_and_replaced_and_another_one_gets_the_task() -> None:
+    master = start_pause()
+    entered, hangs = {"w0": 5, "w1": 4}, evaluate("w1", begin_task(master, "w1"), 0)
+    assert pass_time(master, entered, STUCK_FIRST - 10, hangs) == []
     assert awaited(master) == ""
+    pass_time(master, entered, 20, hangs)
+    assert awaited(master) == "worker-1 has made no progress in the evaluation for 610 s; 1 other waits for it"
+    assert len(warnings(master)) == 1
+    assert pass_time(master, entered, REPLACEMENT_SECONDS - STUCK_FIRST - 14) == []
+    assert DeletePod("w1", master.settings.grace) in pass_time(master, entered, 5)
+    master.report("w0", RankPhase.ENDED, step=2)
+    master.start_round("w0")
+    first = begin_task(master, "w0")
+    assert master.lease("w0", first).kind == "evaluation"
+
+
+def test_a_worker_that_goes_on_with_its_task_may_keep_the_others_waiting() -> None:
+    master = start_pause()
+    lease = begin_task(master, "w1")
+    for steps in range(4):
+        assert pass_time(master, {"w0": 5, "w1": 4}, STUCK_FIRST - 10, evaluate("w1", lease, steps)) == []
+    assert awaited(master) == ""
+
+
+def test_no_worker_is_replaced_while_more_of_them_have_tasks_than_wait() -> None:
+    master = start_pause(3)
+    for worker in ("w1", "w2"):
+        begin_task(master, worker)
+    assert pass_time(master, {"w0": 5, "w1": 4, "w2": 4}, REPLACEMENT_SECONDS + 60) == []
+    assert awaited(master).startswith("worker-1, worker-2 have made no progress in the evaluation for ")
+
+
+def test_nobody_is_named_while_all_have_tasks() -> None:
+    master = start_pause()
+    for worker in ("w0", "w1"):
+        begin_task(master, worker)
+    assert pass_time(master, {"w0": 4, "w1": 4}, REPLACEMENT_SECONDS + 60) == []
+    assert awaited(master) == ""
+
+
+@pytest.mark.parametrize("has_restarted", [False, True])
+def test_a_file_of_the_model_is_written_by_another_worker_if_the_first_one_hangs(has_restarted: bool) -> None:
+    master = start(2, training=1, callbacks=(ModelFile("{batch}.keras", every_steps=2),))
+    master.report("w0", RankPhase.RUNNING, step=2, stable=2, entered=4, is_paused=True)
+    assert master.lease("w0").kind == "model file"
+    if has_restarted:
+        master.restart()
+        master.report("w0", RankPhase.RUNNING, step=2, stable=2, entered=4, is_paused=True)
+    entered = {"w0": 4, "w1": 5}
+    assert pass_time(master, entered, REPLACEMENT_SECONDS - 2) == []
+    assert awaited(master).startswith("worker-0 has made no progress in writing the file of ModelCheckpoint for ")
+    assert DeletePod("w0", master.settings.grace) in pass_time(master, entered, 4)
+    master.report("w1", RankPhase.ENDED, step=2)
+    master.start_round("w1")
+    master.kill("w0")
+    assert master.lease("w1").kind == "model file"
 
 
 @pytest.mark.parametrize("seconds", [75, REPLACEMENT_SECONDS + 60])
