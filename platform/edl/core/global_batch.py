@@ -19,6 +19,9 @@ SHARES_AHEAD = 8
 The ledger is some steps behind, so of these the worker has fewer left.
 """
 
+FEW_SHARES = 3
+"""A rank that has fewer shares than these leaves the larger ones to ranks with more: it may run out of records."""
+
 
 @dataclass(frozen=True, slots=True)
 class RankRecords:
@@ -70,17 +73,22 @@ def lease_count_error(global_batch: int, lease_records: int, sources: Iterable[i
     )
 
 
-def divide_step(size: int, ranks: Sequence[RankRecords], *, may_be_short: bool = False) -> tuple[int, ...]:
+def divide_step(
+    size: int, ranks: Sequence[RankRecords], *, step: int = 0, may_be_short: bool = False
+) -> tuple[int, ...]:
     """The number of records that each rank puts into a step of ``size`` records.
 
-    The shares differ by one at most; ranks with more records have the larger ones, so that none runs out before the
-    others. If a rank has fewer records, the others take more. If all together have too few, nobody takes any, and the
+    The shares differ by one at most, and the larger ones go round. So after any number of steps all ranks have put in
+    the same number of records, or one more, and each knows its next share before the others say what they have. Only
+    if ranks have few records, those with more have the larger shares, so that none runs out before the others. If a
+    rank has fewer records than its share, the others take more. If all together have too few, nobody takes any, and the
     step waits for more records. It does not wait if a rank has indivisible ones: this rank gets no others before they
     are done.
 
     Args:
         size: the records of the step.
         ranks: what each rank has.
+        step: the number of steps before this one.
         may_be_short: whether a step with fewer records is made instead of waiting.
     """
     left = min(size, sum(rank.count for rank in ranks))
@@ -101,8 +109,13 @@ def divide_step(size: int, ranks: Sequence[RankRecords], *, may_be_short: bool =
         index = open_ranks.pop(0)
         shares[index] = ranks[index].count
         left -= shares[index]
-    for position, index in enumerate(sorted(open_ranks, key=lambda index: (-ranks[index].count, index))):
-        shares[index] = left // len(open_ranks) + (1 if position < left % len(open_ranks) else 0)
+    if open_ranks:
+        share, larger = divmod(left, len(open_ranks))
+        few = FEW_SHARES * (share + 1)
+        turns = {index: (at - step * larger) % len(open_ranks) for at, index in enumerate(sorted(open_ranks))}
+        open_ranks.sort(key=lambda index: (-min(ranks[index].count, few), turns[index]))
+        for position, index in enumerate(open_ranks):
+            shares[index] = share + (1 if position < larger else 0)
     return tuple(shares)
 
 

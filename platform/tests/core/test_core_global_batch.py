@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edl.core.global_batch import (
+    FEW_SHARES,
     MAX_SHARE_LEASES,
     EpochProgress,
     RankRecords,
@@ -35,12 +36,20 @@ def test_shares_differ_by_one_unless_a_rank_has_no_more(size: int, available: li
     open_shares = [share for share, each in zip(shares, available, strict=True) if share < each.count]
     assert max(open_shares, default=0) - min(open_shares, default=0) <= 1
     assert all(share <= min(open_shares) + 1 for share in shares if open_shares)
-    # Whoever has more records takes more of them.
-    with_counts = sorted((each.count, share) for each, share in zip(available, shares, strict=True))
+    # Whoever has more records takes more of them, if some rank has few.
+    few = FEW_SHARES * (max(open_shares, default=0) or 1)
+    with_counts = sorted((min(each.count, few), share) for each, share in zip(available, shares, strict=True))
     assert [share for _, share in with_counts] == sorted(shares)
-    with_plenty = divide_step(size, [RankRecords(1000)] * len(available))
-    assert list(with_plenty) == sorted(with_plenty, reverse=True)
-    assert with_plenty[0] - with_plenty[-1] <= 1
+
+
+@given(st.integers(0, 300), st.lists(st.integers(1000, 9000).map(RankRecords), min_size=1, max_size=9), st.integers(0))
+def test_the_larger_shares_go_round_whatever_the_ranks_have(size: int, plenty: list[RankRecords], first: int) -> None:
+    """So a rank knows its next share before the others say what they have."""
+    steps = [divide_step(size, plenty, step=first + at) for at in range(2 * len(plenty))]
+    assert steps[0] == divide_step(size, [RankRecords(1000)] * len(plenty), step=first)
+    for count in range(1, len(steps) + 1):
+        totals = [sum(shares) for shares in zip(*steps[:count], strict=True)]
+        assert max(totals) - min(totals) <= 1
 
 
 @given(st.integers(1, 300), ranks, st.lists(st.booleans(), min_size=9, max_size=9))
@@ -67,7 +76,9 @@ def test_a_step_with_indivisible_records_waits_for_no_others() -> None:
 
 def test_the_remainder_and_a_rank_with_few_records() -> None:
     assert divide_step(10, [RankRecords(50)] * 4) == (3, 3, 2, 2)
-    assert divide_step(10, [RankRecords(50), RankRecords(51), RankRecords(50), RankRecords(52)]) == (2, 3, 2, 3)
+    assert divide_step(10, [RankRecords(50)] * 4, step=1) == (2, 2, 3, 3)
+    assert divide_step(10, [RankRecords(50), RankRecords(51), RankRecords(50), RankRecords(52)]) == (3, 3, 2, 2)
+    assert divide_step(10, [RankRecords(7), RankRecords(51), RankRecords(8), RankRecords(9)]) == (2, 3, 2, 3)
     assert divide_step(10, [RankRecords(50), RankRecords(1), RankRecords(50), RankRecords()]) == (5, 1, 4, 0)
     assert divide_step(10, [RankRecords(4), RankRecords(5)]) == (0, 0)
     assert divide_step(10, [RankRecords(4), RankRecords(5)], may_be_short=True) == (4, 5)
@@ -119,12 +130,12 @@ def test_in_an_undisturbed_epoch_a_rank_has_no_records_in_two_steps_at_most(
     world: int, share: int, records: int, lease_records: int, lag: int, data: st.DataObject
 ) -> None:
     """An epoch in which the ledger is ``lag`` steps behind, and each rank sends its requests in any order."""
-    size = share * world - data.draw(st.integers(0, share - 1))
+    size = share * world - data.draw(st.integers(0, world - 1))
     unleased = records
     leases: list[list[int]] = [[] for _ in range(world)]
     pending: list[tuple[int, ...]] = []
     without = [0] * world
-    left = records
+    left, first_step = records, data.draw(st.integers(0, 10))
     while left:
         left_in_ledger = left + sum(sum(shares) for shares in pending[-lag:] if lag)
         for rank in data.draw(st.permutations(range(world))):
@@ -137,7 +148,8 @@ def test_in_an_undisturbed_epoch_a_rank_has_no_records_in_two_steps_at_most(
                     break
                 leases[rank].append(min(most, unleased))
                 unleased -= min(most, unleased)
-        shares = divide_step(min(size, left), [RankRecords(sum(each)) for each in leases])
+        stocks = [RankRecords(sum(each)) for each in leases]
+        shares = divide_step(min(size, left), stocks, step=first_step + len(pending))
         assert sum(shares) == min(size, left)
         for rank, count in enumerate(shares):
             without[rank] += count == 0

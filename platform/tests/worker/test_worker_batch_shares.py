@@ -7,10 +7,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 
 from edl.core.global_batch import RankRecords
 from edl.core.world_rounds import Share
+from edl.worker.allreduce.batch_plan import BatchPlan
 from edl.worker.allreduce.share_source import BatchShareSource, ShareSource
+from edl.worker.allreduce.step_message import StepMessage, StepOutcome
 from edl.worker.lease_client import LeaseClient, LeasedTask
 from edl.worker.record_stream import CorruptRecordSkipper, RecordStream, TaggedWindows
 
@@ -66,22 +69,33 @@ class Fed:
         self.skipped_images = 0
 
 
+class CountingStream(RecordStream):
+    """It counts the records that it was told to read."""
+
+    added_records = 0
+
+    def add_task(self, task: LeasedTask) -> None:
+        super().add_task(task)
+        self.added_records += task.end - task.start
+
+
 class Harness:
     def __init__(self, minibatch: int) -> None:
         self.leases, self.reader = Leases(), Numbers()
-        stream = RecordStream(
+        self.stream = CountingStream(
             lambda: self.reader,  # type: ignore[arg-type, return-value]
             CorruptRecordSkipper(0),
             self._feed,
             lambda lease: lease not in self.leases.lost,
         )
-        self.shares = BatchShareSource(self.leases, self.leases, stream, minibatch)  # type: ignore[arg-type]
+        self.shares = BatchShareSource(self.leases, self.leases, self.stream, minibatch)  # type: ignore[arg-type]
 
     def _feed(self, windows: TaggedWindows) -> Iterator[Any]:
         return (Fed(tag, window.records) for tag, window in windows)
 
-    def load(self, records: int) -> tuple[tuple[Share, ...], list[list[int]]]:
-        shares, loaded = self.shares.load_share(records)
+    def load(self, records: int, expected: int | None = None) -> tuple[tuple[Share, ...], list[list[int]]]:
+        """Load a share; the one after it is expected to have the same size unless ``expected`` says another one."""
+        shares, loaded = self.shares.load_share(records, records if expected is None else expected)
         return shares, [step.minibatch.features.tolist() for _, step in loaded if step.minibatch is not None]
 
     def apply(self, shares: tuple[Share, ...], step: int = 1) -> list[bool]:
@@ -129,6 +143,30 @@ def test_a_share_of_another_size_drops_what_was_to_be_read_ahead() -> None:
     assert (shares, loaded) == ((Share(1, 6, 9),), [[6, 7, 8]])
     harness.apply(shares)
     assert harness.load(3) == ((Share(1, 9, 12),), [[9, 10, 11]])
+
+
+@pytest.mark.parametrize(("world", "global_batch"), [(3, 32), (4, 32), (5, 64), (7, 12)])
+def test_ranks_whose_shares_differ_read_ahead_what_they_train(world: int, global_batch: int) -> None:
+    """With 32 records and 3 ranks, two ranks read another number ahead than they trained, in every step."""
+    ranks = [Harness(4) for _ in range(world)]
+    plans = [BatchPlan(global_batch, None, rank.shares) for rank in ranks]
+    granted = trained = 0
+    for step in range(300):
+        for rank in ranks:
+            while rank.shares.available(0).count < 8 * global_batch // world:
+                rank.leases.grant(granted, 100 * granted, 100 * granted + 64)
+                rank.shares.take_tasks()
+                granted += 1
+        messages = [StepMessage(available=rank.shares.available(0), epoch_left=1 << 30) for rank in ranks]
+        outcome = StepOutcome.from_messages([message.encode() for message in messages])
+        for number, (rank, plan) in enumerate(zip(ranks, plans, strict=True)):
+            plan.agree(outcome, number, step)
+            shares, _ = rank.load(plan.records, plan.expected_records)
+            rank.apply(shares, step + 1)
+            rank.shares.forget_committed(step + 1)
+            trained += plan.records
+    assert trained == 300 * global_batch
+    assert sum(rank.stream.added_records for rank in ranks) <= 1.02 * trained
 
 
 def test_records_that_crashed_a_worker_are_indivisible_and_not_read_ahead() -> None:

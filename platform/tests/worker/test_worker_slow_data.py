@@ -159,7 +159,7 @@ def take_minibatches(source: Any) -> Iterator[int]:
 def take_global_batches(source: Any) -> Iterator[int]:
     """The same, of a rank whose share of each global batch is a minibatch."""
     for step in range(RECORDS // MINIBATCH):
-        shares, loaded_steps = source.load_share(MINIBATCH)
+        shares, loaded_steps = source.load_share(MINIBATCH, MINIBATCH)
         for _, loaded in loaded_steps:
             yield loaded.record_count
         for share in shares:

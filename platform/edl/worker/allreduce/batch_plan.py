@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edl.core.global_batch import EpochProgress, divide_step
+from edl.core.global_batch import NO_RECORDS, EpochProgress, RankRecords, divide_step
 from edl.core.world_rounds import StepShares
 from edl.worker.allreduce.share_source import BatchShareSource
 from edl.worker.allreduce.step_message import StepOutcome
@@ -19,6 +19,7 @@ class BatchPlan:
     Attributes:
         size: the records of the next step; 0: there is none yet.
         records: those of this rank.
+        expected_records: those of this rank in the step after, unless a rank runs out of records or gets some again.
         is_idle: whether the last messages have led to no step.
     """
 
@@ -31,7 +32,7 @@ class BatchPlan:
     def start_round(self) -> None:
         """A round starts: the ledger has all steps before it."""
         self._progress = EpochProgress()
-        self.size, self.records, self.is_idle = 0, 0, False
+        self.size, self.records, self.expected_records, self.is_idle = 0, 0, 0, False
 
     def epoch_left(self, committed_step: int, left: int) -> int:
         """The records of the epoch after the next step; the arguments are those of the view."""
@@ -49,9 +50,20 @@ class BatchPlan:
             rank: the rank of this worker.
             step: the newest step that was made.
         """
-        size = min(self._global_batch, outcome.epoch_left)
-        if outcome.pauses or (self._max_steps is not None and step >= self._max_steps):
-            size = 0
-        parts = divide_step(size, outcome.available, may_be_short=outcome.may_be_short)
+        size = 0 if outcome.pauses else self._limit_step(outcome.epoch_left, step)
+        parts = divide_step(size, outcome.available, step=step, may_be_short=outcome.may_be_short)
         self.size, self.records = sum(parts), parts[rank]
         self.is_idle = not self.size
+        next_size = self._limit_step(outcome.epoch_left - self.size, step + 1)
+        # A rank gets its leases in time. One that puts in nothing, as while it evaluates, probably does not in the next
+        # step either, and one with indivisible records gets no others now.
+        stocks = [
+            RankRecords(next_size) if part and not its.is_indivisible else NO_RECORDS
+            for part, its in zip(parts, outcome.available, strict=True)
+        ]
+        self.expected_records = divide_step(next_size, stocks, step=step + 1)[rank]
+
+    def _limit_step(self, epoch_left: int, step: int) -> int:
+        """The records of the step after ``step``, if the ranks have them."""
+        is_last = self._max_steps is not None and step >= self._max_steps
+        return 0 if is_last else min(self._global_batch, epoch_left)

@@ -159,7 +159,7 @@ class BatchShareSource(ShareSource):
     """Gives out any number of records at a time, from as many leases as that takes (``strategy.global_batch``).
 
     A step of a lease is one record here. The records of a share are loaded in micro-batches of at most ``minibatch``
-    records. The next share probably has the same size, so it is read ahead.
+    records. The next share is read ahead.
     """
 
     def __init__(self, leases: LeaseClient, progress: ProgressReporter, stream: RecordStream, minibatch: int) -> None:
@@ -199,12 +199,16 @@ class BatchShareSource(ShareSource):
             count += left
         return RankRecords(count)
 
-    def load_share(self, records: int) -> tuple[StepShares, Iterator[tuple[LeasedTask, LoadedStep]]]:
-        """The next ``records`` records as shares of leases, and their micro-batches with the range of each share."""
+    def load_share(self, records: int, expected: int) -> tuple[StepShares, Iterator[tuple[LeasedTask, LoadedStep]]]:
+        """The next ``records`` records as shares of leases, and their micro-batches with the range of each share.
+
+        Args:
+            expected: the records of the share after it, which is read ahead.
+        """
         ranges = self._cut(0, records)
         for each in ranges:
             self._request(each)
-        for each in self._cut(records, records)[len(self._ahead) :]:
+        for each in self._cut(records, expected)[len(self._ahead) :]:
             if not each.one_by_one:
                 self._stream.add_task(each)
                 self._ahead.append(each)

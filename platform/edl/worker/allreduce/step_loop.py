@@ -664,7 +664,7 @@ class StepLoop:
         if not batch.records:
             return next_facts
         epoch = batch.shares.epoch
-        shares, loaded = batch.shares.load_share(batch.records)
+        shares, loaded = batch.shares.load_share(batch.records, batch.expected_records)
         message = self._compute(epoch, shares, loaded)
         return replace(
             next_facts,
