@@ -318,6 +318,8 @@ class RecordStream:
             self._request_changed.notify_all()
         while self._next_minibatch is None or self._next_minibatch.tag < tag:
             self._next_minibatch = self._advance_pipeline()
+        # The reading thread has passed these ranges, perhaps before they were dropped. It discards others meanwhile.
+        self._dropped_tags.difference_update([dropped for dropped in list(self._dropped_tags) if dropped < tag])
         # The lease was lost, and the reading thread has left out the rest of its range.
         if self._next_minibatch.tag > tag:
             return None

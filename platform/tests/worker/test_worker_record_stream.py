@@ -60,6 +60,25 @@ def test_a_window_is_read_while_a_range_begins() -> None:
     assert [(each.step, each.record_count) for each in loaded] == [(step, 1) for step in range(STEPS)]
 
 
+def test_ranges_that_were_dropped_after_they_were_read_leave_nothing_behind() -> None:
+    """Each left one number in memory for the life of the process."""
+    ahead = ReadAhead()
+    stream = RecordStream(lambda: MemoryReader(4 * STEPS), CorruptRecordSkipper(0), ahead, lambda lease: True)
+    first, second, third, last = (LeasedTask(n, "training", "s", n * STEPS, (n + 1) * STEPS) for n in range(4))
+    for task in (first, second, third):
+        stream.add_task(task)
+    steps = stream.load_steps(first)
+    next(steps)
+    for _ in range(2 * STEPS):
+        ahead.read()  # all of the second range, and the beginning of the third one
+    assert [each.step for each in steps] == [1, 2, 3]
+    stream.drop_task(second)
+    stream.drop_task(third)
+    stream.add_task(last)
+    assert [each.record_count for each in stream.load_steps(last)] == [1] * STEPS
+    assert (stream._dropped_tags, stream._window_sizes) == (set(), {})
+
+
 def test_blocks_of_a_range_and_of_the_next_one_are_named_before_they_are_read() -> None:
     """Parquet decodes them ahead. The reader is open once a window was read."""
 
