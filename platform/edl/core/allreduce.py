@@ -190,7 +190,7 @@ def view_world(state: JobState, worker: str) -> WorldView:
         source=sources[0] if sources else "",
         helpers=sources[1:],
         copy_at=min(state.evaluation_copies.at_step, _LAST_STEP) if worker in state.evaluation_copies.evaluators else 0,
-        evaluated_step=world_evaluations.evaluated_step(state),
+        evaluated_step=world_evaluations.evaluated_step(state, worker),
         epoch=training.open_epoch()[0] if training is not None else 0,
     )
 

@@ -42,12 +42,15 @@ class EvaluationCopies:
         evaluators: uids of the members that copy.
         round: the round of ``reports``.
         reports: what each member has said in this round.
+        stuck: workers whose evaluation made no progress for too long. Their copies count for nothing, and they make no
+            others: a thread that hangs would keep all further tasks as well.
     """
 
     at_step: int = 0
     evaluators: tuple[str, ...] = ()
     round: RoundId = NO_ROUND
     reports: dict[str, CopyReport] = field(default_factory=dict)
+    stuck: set[str] = field(default_factory=set)
 
     def record_report(self, rounds: WorldRounds, worker: str, round_id: RoundId, report: CopyReport) -> None:
         """A worker says what it has. Only members of the newest round count: another one may have other steps."""
@@ -90,7 +93,7 @@ class EvaluationCopies:
         Args:
             most: ``evaluation.max_workers``.
         """
-        usable = [w for w in rounds.members[1:] if w not in rounds.leaving and w not in rounds.lost]
+        usable = self.usable_members(rounds)
         # A step that an evaluator has copied already is not moved: its report may be on the way. Unless training went
         # back to a checkpoint.
         at_step = min(self.at_step or next_step, next_step)
@@ -100,6 +103,18 @@ class EvaluationCopies:
         has_changed = (self.at_step, self.evaluators) != (at_step, chosen)
         self.at_step, self.evaluators = at_step, chosen
         return has_changed
+
+    def usable_members(self, rounds: WorldRounds) -> list[str]:
+        """The members that may evaluate a copy while rank 0 trains."""
+        gone = self.stuck | rounds.leaving | rounds.lost
+        return [worker for worker in rounds.members[1:] if worker not in gone]
+
+    def give_up(self, rounds: WorldRounds, worker: str, step: int) -> bool:
+        """The evaluation of a worker's copy hangs; returns whether it has one of this step."""
+        has_copy = self.has_copy(rounds, worker, step)
+        if has_copy:
+            self.stuck.add(worker)
+        return has_copy
 
     def clear_plan(self) -> bool:
         """Nobody copies; returns whether somebody was to."""
@@ -144,7 +159,8 @@ class EvaluationCopies:
         return self.round == rounds.round and worker in self.reports
 
     def _step_of(self, rounds: WorldRounds, worker: str) -> int:
-        return self.reports[worker].step if self._has_reported(rounds, worker) else 0
+        is_known = self._has_reported(rounds, worker) and worker not in self.stuck
+        return self.reports[worker].step if is_known else 0
 
 
 class CopyAction(Enum):

@@ -148,11 +148,15 @@ class LeaseHolder:
         latest = self.last_seen - self.silence_limit(timeouts)
         return [number for number, at in self.last_mentioned.items() if at <= latest]
 
+    def is_silent(self, now: float, timeouts: LeaseTimeouts) -> bool:
+        """Whether nothing was heard of the worker for so long that its leases expire."""
+        return now - self.last_seen >= self.silence_limit(timeouts)
+
     def find_expired_leases(self, now: float, timeouts: LeaseTimeouts) -> dict[int, str]:
         """Leases to revoke, with the reason."""
-        silent = now - self.last_seen
-        if silent >= self.silence_limit(timeouts):
-            return dict.fromkeys(self.last_steps, f"no heartbeat from the worker for {silent:.1f} s")
+        if self.is_silent(now, timeouts):
+            reason = f"no heartbeat from the worker for {now - self.last_seen:.1f} s"
+            return dict.fromkeys(self.last_steps, reason)
         if self.last_steps:
             # Only the oldest lease can be stuck; the worker works on the others after it.
             current = min(self.last_steps)

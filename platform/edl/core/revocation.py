@@ -18,12 +18,12 @@ from typing import Any
 
 from edl.api.cluster_port import Role
 from edl.api.journal_entries import LeaseReturned, RevocationStarted
-from edl.api.run_events import LeaseRevoked, RangeQuarantined, RecordsRequeued
+from edl.api.run_events import LeaseRevoked, RangeQuarantined, RecordsRequeued, WarningRaised
 from edl.core import checkpointing
 from edl.core.events import LeasesRevoked, RevokeLeases, Tick
 from edl.core.journal_application import end_job, record_entry
 from edl.core.lease_timeouts import LeaseHolder
-from edl.core.ledger import TRAINING, Lease, LeaseRevocation
+from edl.core.ledger import EVALUATION, METRICS, TRAINING, Lease, LeaseRevocation
 from edl.core.record_ranges import RecordRange, describe_ranges
 from edl.core.shuffle import SHUFFLED_SOURCE_NAME
 from edl.core.state import JobState
@@ -50,8 +50,21 @@ def revoke_expired_leases(state: JobState, now: float) -> None:
             revoke_leases(state, worker, reason, now, in_flight=False, only_leases=unknown)
         reasons = holder.find_expired_leases(now, state.lease_timeouts)
         if reasons:
+            if not holder.is_silent(now, state.lease_timeouts):
+                _give_up_copy(state, worker, *next(iter(reasons.items())))
             revoke_leases(state, worker, next(iter(reasons.values())), now, only_leases=list(reasons))
         _drop_closed_leases(state, holder, [*unknown, *reasons])
+
+
+def _give_up_copy(state: JobState, worker: str, number: int, reason: str) -> None:
+    """If it is the evaluation of a copy that hangs, this worker gets no further part of it: it would hang, too."""
+    leased, running = state.find_lease(number), state.evaluation
+    if state.world is None or running is None or leased is None or leased[0] not in (EVALUATION, METRICS):
+        return
+    if running.of_copy and state.evaluation_copies.give_up(state.world, worker, running.step):
+        hung = f"worker-{state.pods.index_of(worker)} hangs in the evaluation of step {running.step:,}, {reason}"
+        state.emit(WarningRaised(f"{hung}: it evaluates no more copies"))
+        state.notify_workers()
 
 
 def _drop_closed_leases(state: JobState, holder: LeaseHolder, numbers: Sequence[int]) -> None:

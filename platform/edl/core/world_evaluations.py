@@ -23,7 +23,7 @@ def uses_copies(state: JobState) -> bool:
         return False
     staying = [each for each in rounds.members if each not in rounds.leaving and each not in rounds.lost]
     # All workers declare the same callbacks before the first round.
-    return len(staying) > 1 and not state.callbacks.specs
+    return len(staying) > 1 and bool(state.evaluation_copies.usable_members(rounds)) and not state.callbacks.specs
 
 
 def is_pause_due(state: JobState) -> bool:
@@ -80,6 +80,8 @@ def advance_evaluation(state: JobState, now: float) -> None:
         # The metric values follow from the states that the master has.
         if copies.are_lost(rounds, running.step) and not running.ledger.is_finished:
             reason = "no worker is left that has a copy of its variables"
+            if not copies.stuck.isdisjoint(rounds.members):
+                reason += ", but for one that hangs"
             record_entry(state, EvaluationAbandoned(reason=reason))
             state.emit(WarningRaised(f"the evaluation of step {running.step} was given up: {reason}"))
             state.notify_workers()
@@ -121,7 +123,10 @@ def may_evaluate(state: JobState, worker: str, kind: str) -> bool:
         return kind != EVALUATION or rounds is None or rounds.trains(worker)
     holders = state.evaluation_copies.holders(rounds, running.step)
     # They have the time to compute the metric values; without them anybody can.
-    return worker in holders or (kind == METRICS and not holders)
+    if holders or kind != METRICS:
+        return worker in holders
+    stuck = state.evaluation_copies.stuck
+    return worker not in stuck or stuck.issuperset(rounds.members)
 
 
 def evaluates_copy(state: JobState, worker: str) -> bool:
@@ -159,10 +164,10 @@ def training_members(state: JobState) -> tuple[str, ...]:
     return tuple(worker for worker in rounds.members if worker not in evaluators)
 
 
-def evaluated_step(state: JobState) -> int:
-    """The step whose copies are being evaluated; 0: there is none."""
-    running = state.evaluation
-    return running.step if running is not None and running.of_copy else 0
+def evaluated_step(state: JobState, worker: str) -> int:
+    """The step whose copies are being evaluated: the worker keeps one that it has; 0: there is none."""
+    running, is_stuck = state.evaluation, worker in state.evaluation_copies.stuck
+    return running.step if running is not None and running.of_copy and not is_stuck else 0
 
 
 def describe_evaluation(state: JobState) -> str:
@@ -194,4 +199,6 @@ def _pause_reason(state: JobState, rounds: WorldRounds) -> str:
         return "evaluation.max_workers is 0"
     if len(rounds.members) == 1:
         return "there is a single worker"
+    if state.evaluation_copies.stuck.intersection(rounds.members):
+        return "the worker that would evaluate a copy hangs"
     return "it began when a single worker stayed"

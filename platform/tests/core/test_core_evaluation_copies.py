@@ -15,8 +15,9 @@ from edl.api.round_id import RoundId
 from edl.api.run_events import EvaluationStarted, WarningRaised
 from edl.core.allreduce import describe_world
 from edl.core.callback_decisions import EarlyStopping
-from edl.core.evaluation_copies import CopyAction, CopyReport, EvaluationCopies, OwnCopy
-from edl.core.events import LeaseReply, ModelDeclared, TaskReported
+from edl.core.evaluation_copies import NO_COPY, CopyAction, CopyReport, EvaluationCopies, OwnCopy
+from edl.core.events import LeaseProgress, LeaseReply, ModelDeclared, ProgressReported, TaskReported, Tick
+from edl.core.lease_timeouts import STUCK_FIRST
 from edl.core.rank_state import RankPhase
 from edl.core.world_rounds import Share, WorldRounds
 
@@ -248,6 +249,77 @@ def test_the_evaluation_is_given_up_when_no_copy_is_left_and_a_later_step_is_eva
         "the evaluation of step 1 was given up: no worker is left that has a copy of its variables"
     ]
     assert master.report("w2", RankPhase.RUNNING).copy_at == 2
+
+
+def hang(master: EvaluatingMaster, task: LeaseReply, seconds: float, *copies: str) -> None:
+    """Let time pass in which all are heard, these workers have a copy, and the first one makes no step of its task."""
+    until = master.now + seconds
+    while master.now < until:
+        for worker in master.rounds.members:
+            has_copy = CopyReport(1, 1) if worker in copies else NO_COPY
+            master.report(worker, RankPhase.RUNNING, evaluation_copy=has_copy)
+        master.handle(ProgressReported(copies[0], (LeaseProgress(task.lease, 0),)))
+        master.handle(Tick(), after=min(3.0, max(0.01, until - master.now)))
+
+
+def warnings(master: AllReduceMaster) -> list[str]:
+    return [event.message for event in master.events if isinstance(event, WarningRaised)]
+
+
+def test_a_worker_that_hangs_in_the_evaluation_of_its_copy_evaluates_no_more() -> None:
+    """Its main thread goes on, so nobody waits for it; the tasks that it gets wait behind the one that hangs."""
+    master = EvaluatingMaster("w0", "w1", "w2")
+    master.begin()
+    task = master.lease("w1")
+    hang(master, task, STUCK_FIRST - 5, "w1")
+    assert master.state.evaluation is not None
+    hang(master, task, 10, "w1")
+    assert master.state.evaluation is None
+    assert warnings(master) == [
+        "worker-1 hangs in the evaluation of step 1, no step for 601 s: it evaluates no more copies",
+        "the evaluation of step 1 was given up: "
+        "no worker is left that has a copy of its variables, but for one that hangs",
+    ]
+    views = {worker: master.report(worker, RankPhase.RUNNING) for worker in ("w0", "w1", "w2")}
+    assert {worker: view.copy_at for worker, view in views.items()} == {"w0": 0, "w1": 0, "w2": 2}
+    assert master.lease("w1").kind == "training"
+
+
+def test_another_copy_takes_the_place_of_one_whose_evaluation_hangs() -> None:
+    master = EvaluatingMaster("w0", "w1", "w2", evaluation_workers=2)
+    master.say_copy("w1", 1, 1)
+    master.say_copy("w2", 1, 1)
+    master.make_steps(1)
+    task = master.lease("w1")
+    hang(master, task, STUCK_FIRST + 5, "w1", "w2")
+    # It drops its copy, which adds records to the steps again.
+    assert [master.say_copy(worker, 1, 1).evaluated_step for worker in ("w1", "w2")] == [0, 1]
+    again = master.lease("w2")
+    assert (again.kind, again.record_range) == ("evaluation", task.record_range)
+    assert len(warnings(master)) == 1
+
+
+def test_all_pause_for_the_next_evaluation_if_the_only_evaluator_hangs() -> None:
+    master = EvaluatingMaster("w0", "w1")
+    master.begin()
+    hang(master, master.lease("w1"), STUCK_FIRST + 5, "w1")
+    assert master.state.evaluation is None
+    view = master.make_steps(2)
+    assert view.evaluate_at == 2
+    world = describe_world(master.state)
+    assert world is not None
+    assert world.evaluation == "training pauses for an evaluation: the worker that would evaluate a copy hangs"
+
+
+def test_a_silent_worker_is_no_evaluator_that_hangs() -> None:
+    master = EvaluatingMaster("w0", "w1", "w2")
+    master.begin()
+    assert master.lease("w1").kind == "evaluation"
+    for _ in range(15):
+        for worker in ("w0", "w2"):
+            master.report(worker, RankPhase.RUNNING)
+        master.handle(Tick(), after=3)
+    assert not master.state.evaluation_copies.stuck
 
 
 def test_a_new_master_goes_on_with_the_evaluation() -> None:
