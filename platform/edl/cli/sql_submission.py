@@ -33,6 +33,7 @@ from edl.jobfile.database_address import (
     has_password,
 )
 from edl.jobfile.loader import load_job_file
+from edl.ops.followup_command import command_arguments
 from edl.sql_jobs.cluster_job import (
     FOLDER,
     ClusterOptions,
@@ -206,7 +207,10 @@ class StatementSubmitter:
             self._fetch(spec, statement, folder)
         if database_copy is not None and spec.task != "train":
             place = f"{database_copy.copy.claim}:{database_copy.copy.claim_path}"
-            reporter.report_note(f"Its database is a copy: edl data cp {place} FILE brings it back.")
+            arguments = command_arguments(place, target.context, target.namespace)
+            reporter.report_note(
+                f"Its database is a copy: edl data cp {arguments} --image {spec.image} FILE brings it back."
+            )
         return code
 
     def _fetch(self, spec: JobSpec, statement: JobStatement, folder: Path) -> None:

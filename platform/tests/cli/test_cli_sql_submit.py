@@ -311,6 +311,14 @@ def test_an_explanation_is_printed_when_its_job_has_ended(cli: CliHarness, ended
     assert (spec["task"], spec["data"]["prediction"]) == ("predict", ["/data/edl-sql/rows"])
 
 
+def test_the_command_that_brings_a_copied_database_back_names_namespace_and_image(cli: CliHarness, ended: Path) -> None:
+    write_result(ended, model="m", table="guessed", rows=2)
+    options = ("--database", "sqlite:///people.db", "--yes", "--set", "name=mnist", "-n", "team")
+    assert submit(cli, PREDICT, *options) == 0
+    copies = r"edl data cp files:/shared/edl-sql/databases/\w+/people\.db -n team --image registry\.example/edl:1 FILE"
+    assert re.search(copies, " ".join((cli.out + cli.err).split()))
+
+
 def test_python_gets_dataframes_of_jobs_and_prints_nothing(cli: CliHarness, ended: Path) -> None:
     pytest.importorskip("pandas")
     settings = ["name=mnist"]
