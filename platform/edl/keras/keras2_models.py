@@ -35,7 +35,10 @@ from edl.keras.written_variables import find_written_variables
 
 _LOG = logging.getLogger(__name__)
 _OWN_PACKAGE = "tf_keras"
-_INSTALL = "install edl-platform[keras2] in an environment of its own, or build the image with --keras2"
+_INSTALL = (
+    "install EDL with the extra keras2 in an environment of its own, or build the training image with "
+    "--build-arg EXTRA=keras2 --build-arg TENSORFLOW=tensorflow"
+)
 
 
 def is_keras2(value: Any) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -761,6 +763,18 @@ def custom_model(): return MODEL
     local = ModelReplica(load(tmp_path, source), seed=SEED, rank_seed=None, sample=np.zeros((2, 4), np.float32))
     with pytest.raises(BadInputError, match="shares variables"):
         local.make_copy_evaluator().check(np.zeros((2, 4), np.float32))
+
+
+def test_a_missing_package_is_had_by_an_extra_or_by_arguments_that_the_image_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(BadInputError, match="tf_keras is not installed") as error:
+        keras2_models.check_installation()
+    dockerfile = (Path(__file__).parents[3] / "images" / "Dockerfile").read_text(encoding="utf-8")
+    arguments = re.findall(r"--build-arg (\w+)=", error.value.hint or "")
+    assert arguments
+    assert not missing_keys(dockerfile, *(f"ARG {name}" for name in arguments))
 
 
 def test_ids_are_not_found_while_a_step_is_made(tmp_path: Path) -> None:
