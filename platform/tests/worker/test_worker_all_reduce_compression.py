@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event
@@ -15,7 +16,10 @@ from support.rank_threads import NATIVE, NUMPY, RankThreads
 
 from edl.api.errors import BadInputError
 from edl.collective.communicator import Communicator
+from edl.collective.round_errors import RoundBrokenError
+from edl.worker.allreduce import gradient_sums
 from edl.worker.allreduce.gradient_sums import GradientSums
+from edl.worker.allreduce.step_message import StepOutcome
 
 RECORDS, INPUTS = 480, 6
 GENERATOR = np.random.default_rng(11)
@@ -227,6 +231,48 @@ def test_a_worker_that_was_stopped_and_comes_back_forgets_its_rounding_errors(fo
         job.wait_for_round(3)
         assert set(forgotten) == {ranks[1].loop._sums}
         job.end_with_this_epoch()
+
+
+def test_a_rank_that_loses_the_end_of_a_skipped_step_keeps_its_rounding_errors(folder, monkeypatch):
+    """The others finished the step, and it changed nothing, so neither did it change errors."""
+    errors: dict[tuple[str, int], np.ndarray[Any, Any]] = {}
+    spoiled, lost_step = Event(), []
+    begin_step = gradient_sums._CompressedPart.begin_step
+
+    def begin_and_note(part: gradient_sums._CompressedPart, step: int, **named: bool) -> None:
+        begin_step(part, step, **named)
+        owner = next(rank for rank in job.ranks if part in rank.loop._sums._parts)
+        errors[owner.uid, step] = part._kept.copy()
+
+    def prepare(rank: Rank) -> None:
+        compute, reduce = rank.replica.compute, rank.loop._sums.reduce
+
+        def spoil_once(*minibatch: Any, **named: Any) -> CountedStep:
+            result = compute(*minibatch, **named)
+            if rank.uid == "w0" or rank.world.step < 10 or spoiled.is_set():
+                return result
+            spoiled.set()
+            return replace(result, is_finite=False)
+
+        def reduce_and_lose(*arguments: Any, **named: Any) -> list[bytes]:
+            messages = reduce(*arguments, **named)
+            if rank.uid == "w0" and not lost_step and not StepOutcome.from_messages(messages).is_finite:
+                lost_step.append(rank.world.step)
+                raise RoundBrokenError(None, "the end of a reduction is lost")
+            return messages
+
+        rank.replica.compute, rank.loop._sums.reduce = spoil_once, reduce_and_lose
+
+    monkeypatch.setattr(gradient_sums._CompressedPart, "begin_step", begin_and_note)
+    with AllReduceJob(folder, records=RECORDS, workers_min=2, seconds=0.001) as job:
+        job.make_replica, job.gradient_compression = lambda index: RegressionReplica(), "bfloat16"
+        job.skip_nan = True
+        for _ in range(2):
+            job.start_rank(prepare)
+        job.wait(lambda: job.end is not None)
+        (step,) = lost_step
+        assert errors["w0", step].any()
+        np.testing.assert_array_equal(errors["w0", step + 1], errors["w0", step])
 
 
 def test_a_rank_alone_rounds_nothing(folder):

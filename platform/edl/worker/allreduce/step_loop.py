@@ -478,6 +478,9 @@ class StepLoop:
             if view.holders:
                 pending = read_answer(shares.tobytes(), read_pending_shares, "shares of its state", source_name)
             self._world.adopt_state(view.round, view.step, pending)
+            if pending is not None and view.step in pending.skipped_steps:
+                # Perhaps this rank abandoned the step that others finished and skipped.
+                self._end_sums(is_applied=False)
 
     def _restart_state(self, view: RoundView) -> np.ndarray[Any, Any]:
         """The state of the newest checkpoint, or the initial one; rank 0 may have variables of later steps.
@@ -772,9 +775,7 @@ class StepLoop:
         self._kept.forget()
         self._apply_sums(outcome)
         self._world.apply_step(outcome.shares, outcome.loss, is_skipped=not outcome.is_finite)
-        self._sums.end_step(self._world.step, is_applied=outcome.changes_variables)
-        if self._updates is not None:
-            self._updates.end_step(self._world.step, is_applied=outcome.changes_variables)
+        self._end_sums(is_applied=outcome.changes_variables)
         self._note_stop(outcome)
         if self._batch is not None:
             self._batch.add_step(self._world.step, outcome.shares)
@@ -783,6 +784,12 @@ class StepLoop:
         if not finished or any(finished):
             self._world.report_steps_soon()
         return outcome
+
+    def _end_sums(self, *, is_applied: bool) -> None:
+        """The newest step in this rank's state is made: the next one begins with the rounding errors after it."""
+        self._sums.end_step(self._world.step, is_applied=is_applied)
+        if self._updates is not None:
+            self._updates.end_step(self._world.step, is_applied=is_applied)
 
     def _forget_errors(self) -> None:
         """The state is given up, and with it the rounding errors that were not sent yet."""
