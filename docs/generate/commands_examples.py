@@ -81,7 +81,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("edl checkpoint export mnist mnist.safetensors --slots", "with the optimizer's slot variables"),
     ),
     "data cp": (
-        ("edl data cp demo-data/mnist fileserver-claim:/mnist", "to a volume"),
+        ("edl data cp demo-data/mnist fileserver-claim:/mnist --image edl/submitter:dev", "to a volume"),
         ("edl data cp fileserver-claim:/models/mnist models", "and back"),
     ),
     "data ls": (("edl data ls fileserver-claim:/ -R", "with subdirectories"),),
