@@ -392,14 +392,14 @@ def join_until(job: AllReduceJob, condition: Callable[[], Any]) -> list[Rank]:
 
 def test_a_worker_joins_with_parts_from_all_nodes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     noted_parts: list[list[int]] = []
-    wait = state_parts.StateParts.wait
+    wait = state_parts.PartsFromHelpers.wait
 
     def note_missing(parts: Any, state: memoryview, must_end: Callable[[], bool]) -> list[int]:
         missing = wait(parts, state, must_end)
         noted_parts.append([parts.parts, *missing])
         return missing
 
-    monkeypatch.setattr(state_parts.StateParts, "wait", note_missing)
+    monkeypatch.setattr(state_parts.PartsFromHelpers, "wait", note_missing)
     with start_job(folder) as job:
         # The third one may have joined the two others so as well.
         noted_parts.clear()
@@ -419,7 +419,7 @@ def test_a_source_or_a_helper_dies_while_a_worker_fetches_the_state(
     """The worker follows rank 0; its death ends the round, and the fetch starts anew."""
     with start_job(folder) as job:
         begun = threading.Event()
-        wait = state_parts.StateParts.wait
+        wait = state_parts.PartsFromHelpers.wait
 
         def kill_member(parts: Any, state: memoryview, must_end: Callable[[], bool]) -> list[int]:
             if not begun.is_set():
@@ -428,7 +428,7 @@ def test_a_source_or_a_helper_dies_while_a_worker_fetches_the_state(
                 job.kill(ranks[job.state.world.members[lost]])
             return wait(parts, state, must_end)
 
-        monkeypatch.setattr(state_parts.StateParts, "wait", kill_member)
+        monkeypatch.setattr(state_parts.PartsFromHelpers, "wait", kill_member)
         started = join_until(job, begun.is_set)
         job.wait_for_round(2 + len(started))
         job.hurry()

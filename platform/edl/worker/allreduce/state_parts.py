@@ -42,7 +42,7 @@ class _Helper:
     part: int
 
 
-class StateParts:
+class PartsFromHelpers:
     """Parts of a state from further members; a context manager.
 
     Args:

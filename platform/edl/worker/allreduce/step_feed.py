@@ -177,7 +177,7 @@ class StepFeed:
         for each in due:
             # The member that sends the steps has passed the step at which the state was to be cut: it sends all of it.
             is_cut = each.parts > 0 and each.at_step == step
-            stream = _FollowerStream(each.sock, _StateParts(state, each.part, each.parts if is_cut else 0))
+            stream = _FollowerStream(each.sock, _PartsToSend(state, each.part, each.parts if is_cut else 0))
             if each.part == 0:
                 self._streams.append(stream)
 
@@ -296,7 +296,7 @@ class _HeldState:
     pieces: Sequence[Array]
 
 
-class _StateParts:
+class _PartsToSend:
     """What one follower gets of a state: a part, and later those that others did not send; or all of it.
 
     Only the member that may have to send other parts holds them. Each state that is held takes the memory of all its
@@ -352,7 +352,7 @@ class _StateParts:
 class _FollowerStream:
     """Sends a state and then frames to one follower in a thread of its own."""
 
-    def __init__(self, sock: socket.socket, state: _StateParts | None = None) -> None:
+    def __init__(self, sock: socket.socket, state: _PartsToSend | None = None) -> None:
         self._connection = BulkConnection(
             sock, "the worker that joins", FrameLimits(_MAX_REQUEST_BYTES, 0), SEND_SECONDS
         )

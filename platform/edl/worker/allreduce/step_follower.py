@@ -26,7 +26,7 @@ from edl.transport.message_validation import parse_message
 from edl.transport.peer_errors import BulkRefusedError, PeerRefusedError
 from edl.worker.allreduce.model_description import format_model
 from edl.worker.allreduce.rank_answers import MAX_SHARES_BYTES, read_answer, read_pending_shares
-from edl.worker.allreduce.state_parts import CHECK_SECONDS, StateParts, check_state_bytes, wait_readable
+from edl.worker.allreduce.state_parts import CHECK_SECONDS, PartsFromHelpers, check_state_bytes, wait_readable
 from edl.worker.allreduce.step_message import StepOutcome
 from edl.worker.allreduce.world_client import RoundView, WorldClient
 
@@ -105,11 +105,11 @@ class StepFollower:
             BadInputError: the source has another model.
             EdlError: the master is lost.
         """
-        with StateParts(view.helper_addresses, self._token, self._state_bytes, PEER_SECONDS) as parts:
+        with PartsFromHelpers(view.helper_addresses, self._token, self._state_bytes, PEER_SECONDS) as parts:
             self._follow(view, parts)
         self._world.end_following()
 
-    def _follow(self, view: RoundView, parts: StateParts) -> None:
+    def _follow(self, view: RoundView, parts: PartsFromHelpers) -> None:
         try:
             model = self._replica.fingerprint()
             parts.request(_make_request(view, model))
@@ -142,7 +142,7 @@ class StepFollower:
         return None
 
     def _connect(
-        self, view: RoundView, model: str, parts: StateParts | None = None
+        self, view: RoundView, model: str, parts: PartsFromHelpers | None = None
     ) -> tuple[BulkConnection, socket.socket]:
         with BulkClient(view.source_address, self._token, timeout=PEER_SECONDS, max_body=0) as client:
             request = _make_request(view, model)
@@ -154,7 +154,9 @@ class StepFollower:
         limits = FrameLimits(MAX_META_BYTES, max(self._state_bytes, self._sum_bytes))
         return BulkConnection(sock, _SOURCE, limits, PEER_SECONDS), sock
 
-    def _receive_all(self, view: RoundView, connection: BulkConnection, sock: socket.socket, parts: StateParts) -> None:
+    def _receive_all(
+        self, view: RoundView, connection: BulkConnection, sock: socket.socket, parts: PartsFromHelpers
+    ) -> None:
         self._has_state, self._parts, self._part_bytes = False, [], 0
         body = memoryview(bytearray(max(self._state_bytes, self._sum_bytes)))
         parts.receive()
@@ -206,7 +208,7 @@ class StepFollower:
         return joined
 
     def _take_state(
-        self, frame: ReceivedFrame, body: memoryview, connection: BulkConnection, parts: StateParts
+        self, frame: ReceivedFrame, body: memoryview, connection: BulkConnection, parts: PartsFromHelpers
     ) -> None:
         message = parse_message(pb.RoundState, frame.meta)
         joined = self._join_parts(frame.kind, [message.shares], continues=message.continues)
@@ -242,7 +244,7 @@ class StepFollower:
         self._has_state = True
 
     def _join_state(
-        self, frame: ReceivedFrame, step: int, body: memoryview, connection: BulkConnection, parts: StateParts
+        self, frame: ReceivedFrame, step: int, body: memoryview, connection: BulkConnection, parts: PartsFromHelpers
     ) -> memoryview | None:
         """The state of ``step`` from all its parts, of which the frame is the first; None: this worker must end.
 
