@@ -242,7 +242,7 @@ def test_a_rank_that_loses_the_end_of_a_skipped_step_keeps_its_rounding_errors(f
     def begin_and_note(part: gradient_sums._CompressedPart, step: int, **named: bool) -> None:
         begin_step(part, step, **named)
         owner = next(rank for rank in job.ranks if part in rank.loop._sums._parts)
-        errors[owner.uid, step] = part._kept.copy()
+        errors[owner.uid, step] = part._errors_before.copy()
 
     def prepare(rank: Rank) -> None:
         compute, reduce = rank.replica.compute, rank.loop._sums.reduce

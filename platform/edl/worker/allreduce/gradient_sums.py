@@ -116,39 +116,41 @@ class _CompressedPart:
         self.gradients = gradients
         self.wire_type = wire_type
         self.halves = np.zeros(gradients.size, np.uint16)
-        self._step = 0
-        """The newest step in the state to which the errors ``_kept`` belong. ``_next`` belongs to the step after it."""
+        self._state_step = 0
+        """The newest step in the state to which ``_errors_before`` belong, those before the next step."""
         self._is_open = False
-        self._kept = np.zeros(gradients.size, np.float32)
-        self._next = np.zeros(gradients.size, np.float32)
+        """Whether the next step was begun and, as far as this rank knows, not made: ``_errors_after`` belong to it."""
+        self._errors_before = np.zeros(gradients.size, np.float32)
+        self._errors_after = np.zeros(gradients.size, np.float32)
 
     def begin_step(self, step: int, *, has_gradient: bool, is_alone: bool) -> None:
-        if self._is_open and step == self._step + 1:
-            # It was abandoned here, and the state that this rank got contains it.
-            self._kept, self._next = self._next, self._kept
-        elif step != self._step:
-            # It has joined: its errors belong to other steps.
-            self._kept.fill(0)
-        self._step, self._is_open = step, True
-        np.copyto(self._next, self._kept)
+        if self._is_open and step == self._state_step + 1:
+            # The round broke in the step that this rank had begun. Another finished it, and this rank got its state.
+            self._errors_before, self._errors_after = self._errors_after, self._errors_before
+        elif step != self._state_step:
+            # This rank has joined, or training has gone back to a checkpoint: its errors belong to other steps.
+            self._errors_before.fill(0)
+        # Otherwise the newest step was made here, or one that was abandoned is made again: with the same errors.
+        self._state_step, self._is_open = step, True
+        np.copyto(self._errors_after, self._errors_before)
         if not has_gradient:
             self.halves.fill(0)
         elif is_alone:
-            self.gradients += self._next
-            self._next.fill(0)
+            self.gradients += self._errors_after
+            self._errors_after.fill(0)
         else:
-            compress(self.gradients, self._next, self.halves, self.wire_type)
+            compress(self.gradients, self._errors_after, self.halves, self.wire_type)
 
     def end_step(self, step: int, *, is_applied: bool) -> None:
         if is_applied:
-            self._kept, self._next = self._next, self._kept
+            self._errors_before, self._errors_after = self._errors_after, self._errors_before
         else:
-            np.copyto(self._next, self._kept)
-        self._step, self._is_open = step, False
+            np.copyto(self._errors_after, self._errors_before)
+        self._state_step, self._is_open = step, False
 
     def forget_errors(self) -> None:
         self._is_open = False
-        self._kept.fill(0)
+        self._errors_before.fill(0)
 
     def expand_sum(self, *, may_be_infinite: bool) -> None:
         if self.wire_type == "float16" and not may_be_infinite:
