@@ -105,16 +105,18 @@ class ShareSource:
         Returns whether a lease is finished by it.
         """
         lease = next((each for each in self._open if each.task.lease_id == share.lease), None)
-        if lease is None:
-            return False
-        done = -(-share.end // lease.task.minibatch_size)
+        return lease is not None and self._advance(lease, share.end, step)
+
+    def _advance(self, lease: OpenLease, end: int, step: int) -> bool:
+        """The first ``end`` records of a lease are in the worker's state, by step ``step``; as ``mark_applied``."""
+        done = -(-end // lease.task.minibatch_size)
         if lease.has_steps and done > lease.next_step:
             lease.next_step, lease.loaded = done, None
-            lease.skipped = lease.skipped_until.get(share.end, lease.skipped)
+            lease.skipped = lease.skipped_until.get(end, lease.skipped)
             if not lease.has_steps:
                 lease.finished_at = step
                 # It stays known until it is in the ledger.
-                self._progress.await_ledger(share.lease)
+                self._progress.await_ledger(lease.task.lease_id)
                 self._finish_lease(lease.task)
                 return True
         return False
@@ -139,7 +141,8 @@ class ShareSource:
             if done is None and number <= last_lease:
                 self._drop(lease)
             elif done:
-                self.mark_applied(Share(number, 0, done), 0)
+                # They are in the ledger, whichever step has applied them.
+                self._advance(lease, done, step=0)
 
     def drop_all(self) -> None:
         """This worker is not in the world any more, so it has no training lease."""
