@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from edl.core.global_batch import MAX_SHARE_LEASES, RankRecords
@@ -23,7 +23,8 @@ class OpenLease:
         loaded: the minibatch of that step, once loaded: a round that broke did not use it.
         finished_at: the step of the world with which its last records were applied; None: it has more.
         skipped: the corrupt records before the next step, which were skipped.
-        skipped_until: the same until the end of the newest share, by this end. Perhaps another rank has applied it.
+        pending_skip: the end of the newest share, and the corrupt records before this end; None: there was no share.
+            They count when the share is applied, perhaps by another rank alone, whose state this one gets.
     """
 
     task: LeasedTask
@@ -32,7 +33,7 @@ class OpenLease:
     loaded: LoadedStep | None = None
     finished_at: int | None = None
     skipped: int = 0
-    skipped_until: dict[int, int] = field(default_factory=dict)
+    pending_skip: tuple[int, int] | None = None
 
     @property
     def has_steps(self) -> bool:
@@ -53,7 +54,7 @@ class OpenLease:
 
     def count_skipped(self, share: Share, skipped: int) -> Share:
         """The next share, with ``skipped`` corrupt records in it."""
-        self.skipped_until = {share.end: self.skipped + skipped}
+        self.pending_skip = share.end, self.skipped + skipped
         return share._replace(skipped=self.skipped + skipped)
 
 
@@ -112,7 +113,8 @@ class ShareSource:
         done = -(-end // lease.task.minibatch_size)
         if lease.has_steps and done > lease.next_step:
             lease.next_step, lease.loaded = done, None
-            lease.skipped = lease.skipped_until.get(end, lease.skipped)
+            if lease.pending_skip is not None and lease.pending_skip[0] == end:
+                lease.skipped = lease.pending_skip[1]
             if not lease.has_steps:
                 lease.finished_at = step
                 # It stays known until it is in the ledger.
