@@ -158,4 +158,4 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    main(__doc__, measure, rounds=2, options=options)
+    main(__doc__, measure, rounds=5, options=options)

@@ -101,6 +101,20 @@ def test_the_table_says_what_is_met_and_what_failed(figures, table) -> None:
     assert text.count("Measured on") == 1
 
 
+def test_requirements_have_a_column_for_the_slower_machine(figures, table) -> None:
+    met, missed = figures.BenchFigure("a", 3.0, "s", 5.0), figures.BenchFigure("b", 4.0, "s", 5.0)
+    only_here, beside = figures.BenchFigure("c", 1.0, "s", 5.0), figures.BenchFigure("d", 2.0, "s")
+    slow = (figures.BenchFigure("a", 4.0, "s", 5.0), figures.BenchFigure("b", 6.0, "s", 5.0))
+    results = [figures.ScriptResult("start", (met, missed, only_here, beside)).to_json()]
+    text = table.generate_page(results, [figures.ScriptResult("start", slow).to_json()])
+    assert "| a | at most 5.00 s |  | 3.00 s | 0.60 | yes | 4.00 s |" in text
+    assert "| b | at most 5.00 s |  | 4.00 s | 0.80 | yes | 6.00 s, **no** |" in text
+    assert "| c | at most 5.00 s |  | 1.00 s | 0.20 | yes |  |" in text
+    assert "| d | 2.00 s |" in text
+    assert "The column *slower machine*: measured on" in text
+    assert "slower machine" not in table.generate_page(results)
+
+
 def test_a_result_of_before_there_were_aims_is_still_shown(figures, table) -> None:
     result = figures.ScriptResult("start", (figures.BenchFigure("start", 3.0, "s", 5.0),)).to_json()
     del result["figures"][0]["aim"]
