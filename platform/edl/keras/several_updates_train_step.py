@@ -176,8 +176,8 @@ class SeveralUpdatesReplica(SeveralOptimizersState):
         raise AssertionError("an abandoned step is computed again from its first update")
 
     def clear(self) -> None:
-        """Set the buffers of the update that comes next to the addend of a rank without records."""
-        self.updates[self._next].clear()
+        """Set the buffers of the last update, which the loop sums, to the addend of a rank without records."""
+        self.updates[-1].clear()
 
     def set_learning_rate(self, rate: float) -> None:
         """Set the rate of ``model.optimizer`` for the step that is made next; undone with the step."""

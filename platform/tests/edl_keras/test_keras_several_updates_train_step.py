@@ -108,7 +108,7 @@ def train_together(ranks: list[Any], data: Records, idle: tuple[int, ...] = ()) 
     for number in range(len(ranks[0].updates)):
         for rank in ranks:
             if rank not in busy:
-                rank.clear()
+                rank.updates[number].clear()
         assert all(result.is_finite for result in results)
         sum_over(ranks, number)
         for rank in ranks:

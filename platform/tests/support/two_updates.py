@@ -23,6 +23,10 @@ class CountedUpdate:
     def __post_init__(self) -> None:
         self.gradient_counts = tuple(len(buffer) for buffer in self.buffers)
 
+    def clear(self) -> None:
+        for buffer in self.buffers:
+            buffer[:] = 0
+
 
 class TwoUpdatesReplica(CountingReplica):
     """The first update counts the records, as that of a ``CountingReplica``. The second one counts them in ``sums``.
@@ -47,6 +51,7 @@ class TwoUpdatesReplica(CountingReplica):
     def compute(self, features: Sequence[int], labels: Any, weights: Any, *, adds: bool = False) -> CountedStep:
         if not adds:
             self._minibatches.clear()
+            self.updates_of_step[0].clear()
         self._minibatches.append(features)
         assert self._next == 0
         return super().compute(features, labels, weights, adds=adds)
@@ -68,7 +73,7 @@ class TwoUpdatesReplica(CountingReplica):
         return CountedStep(float(len(records)))
 
     def clear(self) -> None:
-        self.buffers[self._next][:] = 0
+        self.updates_of_step[-1].clear()
 
     def apply_next(self, total_weight: float, rate_factor: float | None = None) -> None:
         if self._next == 0:
@@ -114,7 +119,6 @@ class _Updates:
 
     def __init__(self, replica: TwoUpdatesReplica) -> None:
         self.updates = replica.updates_of_step
-        self.clear = replica.clear
         self.apply_next = replica.apply_next
         self.compute_update = replica.compute_update
 

@@ -33,12 +33,17 @@ class UpdateResult(Protocol):
     def common_loss(self) -> float | None: ...
 
 
+class ClearableUpdate(SummedReplica, Protocol):
+    """What is needed of ``edl.keras.optimizer_update``."""
+
+    def clear(self) -> None: ...
+
+
 class UpdatesReplica(Protocol):
     """What is needed of ``edl.keras.several_updates_train_step``."""
 
     @property
-    def updates(self) -> Sequence[SummedReplica]: ...
-    def clear(self) -> None: ...
+    def updates(self) -> Sequence[ClearableUpdate]: ...
     def apply_next(self, total_weight: float, rate_factor: float | None = None) -> None: ...
     def compute_update(self, number: int, minibatch: int) -> UpdateResult: ...
 
@@ -95,7 +100,7 @@ class UpdateSums:
         """
         for number, sums in enumerate(self._sums):
             if not message.has_gradient:
-                self._replica.clear()
+                self._replica.updates[number].clear()
             self._enter_exchange()
             messages = sums.reduce(communicator, message.encode(), step, has_gradient=message.has_gradient)
             outcome = StepOutcome.from_messages(messages)
