@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -145,8 +146,10 @@ def test_a_share_of_another_size_drops_what_was_to_be_read_ahead() -> None:
     assert harness.load(3) == ((Share(1, 9, 12),), [[9, 10, 11]])
 
 
-@pytest.mark.parametrize(("world", "global_batch"), [(3, 32), (4, 32), (5, 64), (7, 12)])
-def test_ranks_whose_shares_differ_read_ahead_what_they_train(world: int, global_batch: int) -> None:
+@pytest.mark.parametrize(
+    ("world", "global_batch", "evaluating"), [(3, 32, 0), (3, 32, 1), (4, 32, 0), (4, 32, 1), (5, 64, 2), (7, 12, 0)]
+)
+def test_ranks_whose_shares_differ_read_ahead_what_they_train(world: int, global_batch: int, evaluating: int) -> None:
     """With 32 records and 3 ranks, two ranks read another number ahead than they trained, in every step."""
     ranks = [Harness(4) for _ in range(world)]
     plans = [BatchPlan(global_batch, None, rank.shares) for rank in ranks]
@@ -157,16 +160,29 @@ def test_ranks_whose_shares_differ_read_ahead_what_they_train(world: int, global
                 rank.leases.grant(granted, 100 * granted, 100 * granted + 64)
                 rank.shares.take_tasks()
                 granted += 1
-        messages = [StepMessage(available=rank.shares.available(0), epoch_left=1 << 30) for rank in ranks]
+        stocks = [rank.shares.available(0) for rank in ranks]
+        # A rank that evaluates offers nothing.
+        stocks[:evaluating] = [RankRecords()] * evaluating
+        messages = [StepMessage(available=stock, epoch_left=1 << 30) for stock in stocks]
         outcome = StepOutcome.from_messages([message.encode() for message in messages])
         for number, (rank, plan) in enumerate(zip(ranks, plans, strict=True)):
             plan.agree(outcome, number, step)
-            shares, _ = rank.load(plan.records, plan.expected_records)
-            rank.apply(shares, step + 1)
+            if plan.records:
+                rank.apply(rank.load(plan.records, plan.expected_records)[0], step + 1)
             rank.shares.forget_committed(step + 1)
             trained += plan.records
     assert trained == 300 * global_batch
     assert sum(rank.stream.added_records for rank in ranks) <= 1.02 * trained
+
+
+def test_nothing_is_expected_after_the_last_step_of_an_epoch_or_of_all() -> None:
+    shares = Harness(4).shares
+    for max_steps, left, expected in ((None, 100, 10), (None, 24, 2), (None, 20, 0), (7, 100, 0), (8, 100, 10)):
+        plan = BatchPlan(20, max_steps, shares)
+        stocks = (RankRecords(90), RankRecords(90))
+        message = StepMessage(epoch_left=left).encode()
+        plan.agree(replace(StepOutcome.from_messages([message]), available=stocks), 1, 6)
+        assert (plan.records, plan.expected_records) == (10, expected)
 
 
 def test_records_that_crashed_a_worker_are_indivisible_and_not_read_ahead() -> None:
