@@ -491,8 +491,14 @@ def describe_world(state: JobState) -> WorldStatus | None:
         states_taken=rounds.states_taken,
         evaluation=world_evaluations.describe_evaluation(state) or world_model_files.describe_pause(state),
         # After the end no tick clears it.
-        awaited="" if state.has_ended else state.step_arrivals.description,
+        awaited="" if state.has_ended else state.step_arrivals.description or _describe_unsaved(state),
     )
+
+
+def _describe_unsaved(state: JobState) -> str:
+    """Whose files of a checkpoint all wait for."""
+    waits = state.world_pauses or state.is_training_over()
+    return world_checkpoints.describe_missing(state) if waits else ""
 
 
 def _fail_diverged(state: JobState, diverged: StateDiverged) -> None:

@@ -44,10 +44,10 @@ from edl.core.state_snapshot import dataset_entry
 # fails; such a run can be resumed.
 
 
-def record_save_failure(state: JobState, reason: str) -> None:
+def record_save_failure(state: JobState, reason: str, *, is_stuck: bool = False) -> None:
     """Record that a checkpoint was not written; the start of a pause is kept."""
     since = state.checkpoint_failure.paused_at if state.checkpoint_failure else None
-    state.checkpoint_failure = CheckpointFailure(reason, since)
+    state.checkpoint_failure = CheckpointFailure(reason, since, is_stuck)
 
 
 def clear_save_failure(state: JobState) -> None:

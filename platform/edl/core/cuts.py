@@ -175,10 +175,12 @@ class CheckpointFailure:
     Attributes:
         reason: the error, for users.
         paused_at: when training was paused for it; None while training continues.
+        is_stuck: whether a worker hung in its file: another one may be able to write.
     """
 
     reason: str
     paused_at: float | None = None
+    is_stuck: bool = False
 
 
 # --------------------------------------------------------------------------------------------------
@@ -227,7 +229,11 @@ class WorldCheckpoint:
         shards: by writer, the file that it has written, or its error.
         pause: seconds for which the copies stopped a writer, and so all ranks.
         is_last: whether the writer is the last worker that has the newest state, and leaves.
+        when_paused: whether the writer is not rank 0, so it copies only while nobody trains.
         is_committing: whether the manifest is being written.
+        waited: seconds since a writer has copied or written something last, as far as they say how long it took.
+        watched_at: until when these are counted; None: not yet.
+        is_reported: whether users were told that it takes long.
     """
 
     number: int
@@ -242,4 +248,55 @@ class WorldCheckpoint:
     shards: dict[str, WrittenShard] = field(default_factory=dict)
     pause: float = 0.0
     is_last: bool = False
+    when_paused: bool = False
     is_committing: bool = False
+    waited: float = 0.0
+    watched_at: float | None = None
+    is_reported: bool = False
+
+    @property
+    def missing_writers(self) -> list[str]:
+        """The workers that have not copied or written what they have to."""
+        return [worker for worker in self.writers or (self.writer,) if worker not in self.shards]
+
+
+FIRST_WRITE_SECONDS = 3600.0
+"""Seconds until a checkpoint whose writers say nothing has failed, before one was written: nobody knows its size."""
+WRITE_SECONDS, WRITE_FACTOR = 600.0, 10.0
+"""Least seconds after one was written, and the multiple of the longest time that a file took."""
+LONG_WRITE_FACTOR = 3.0
+"""Multiple of this time after which users hear of it."""
+
+
+@dataclass(slots=True)
+class CheckpointWrites:
+    """How long files of checkpoints take, and which workers hang in one. Nothing of it is in the journal.
+
+    Attributes:
+        longest: seconds that a file has taken at most; None: none was written.
+        failures: checkpoints in succession that failed because a writer said nothing. Each doubles the limit: what
+            takes longer than the first limit is written at the second or third time.
+        stuck: workers that were named for it. The thread that writes can begin no other file.
+        are_shared: whether several workers wrote the newest one, each a part of the state.
+    """
+
+    longest: float | None = None
+    failures: int = 0
+    stuck: set[str] = field(default_factory=set)
+    are_shared: bool = False
+
+    @property
+    def limit_seconds(self) -> float:
+        """Seconds after which a checkpoint whose writers say nothing has failed."""
+        limit = FIRST_WRITE_SECONDS if self.longest is None else max(WRITE_SECONDS, self.longest * WRITE_FACTOR)
+        return limit * float(2**self.failures)
+
+    @property
+    def report_seconds(self) -> float:
+        """Seconds after which users hear of it."""
+        return min(self.limit_seconds, max(WRITE_SECONDS, (self.longest or 0.0) * LONG_WRITE_FACTOR))
+
+    def record_written(self, worker: str, seconds: float) -> None:
+        """A worker has written its file."""
+        self.longest = max(self.longest or 0.0, seconds)
+        self.stuck.discard(worker)

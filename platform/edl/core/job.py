@@ -401,6 +401,7 @@ def _handle_tick(state: JobState, event: events.Tick, now: float) -> None:
     allreduce.lose_silent_workers(state, now)
     silent_workers.replace_silent_workers(state, now)
     allreduce.lose_stragglers(state, event.late_seconds, now)
+    world_checkpoints.watch_writers(state, event.late_seconds, now)
 
 
 _EVENT_HANDLERS: Mapping[type, Callable[[JobState, Any, float], None]] = {

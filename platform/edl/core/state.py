@@ -16,7 +16,7 @@ from edl.api.cluster_port import MOST_WORKERS
 from edl.api.run_events import JobEvent
 from edl.core.callback_decisions import CallbackState, DeclaredCallback
 from edl.core.crash_suspects import CrashSuspects
-from edl.core.cuts import CheckpointFailure, CutStage, PendingCut, SavedCheckpoint, WorldCheckpoint
+from edl.core.cuts import CheckpointFailure, CheckpointWrites, CutStage, PendingCut, SavedCheckpoint, WorldCheckpoint
 from edl.core.evaluation import PinnedEvaluation
 from edl.core.evaluation_copies import EvaluationCopies
 from edl.core.events import CoreCommand, EmitEvent, NotifyWorkers, PhaseEntered, TrainingStalled
@@ -208,6 +208,7 @@ class JobState:
         world_version: rises whenever a worker of the world may have to act.
         world_pods_version: ``pods.version`` when the rounds were last told which workers are gone or leave.
         world_checkpoint: the checkpoint of the world in progress, if any.
+        checkpoint_writes: how long its files take, and which workers hang in one.
         workers_heard_since: since when some worker of AllReduce has been heard all the time; None: none is.
         step_arrivals: how far the main threads of the world's members are.
         evaluation_copies: who copies the variables of the world for an evaluation, and who has a copy.
@@ -263,6 +264,7 @@ class JobState:
     world_version: int = 1
     world_pods_version: int = -1
     world_checkpoint: WorldCheckpoint | None = None
+    checkpoint_writes: CheckpointWrites = field(default_factory=CheckpointWrites)
     evaluation_copies: EvaluationCopies = field(default_factory=EvaluationCopies)
     workers_replaced: bool = False
     holders: dict[str, LeaseHolder] = field(default_factory=dict)

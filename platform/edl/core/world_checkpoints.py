@@ -3,8 +3,8 @@
 The writer is rank 0 of the running round, because it is also the rank that reports steps. So no step after the copied
 one is in the ledger before the master hears of the copy, and the ledger position of exactly this step is known when
 the step is entered. Of a large state, other ranks copy and write shares; rank 0 names them. If a writer is lost before
-its file is on disk, the cut is called off, and the next rank 0 begins another one. docs/design/0010-allreduce.md
-describes the protocol.
+its file is on disk, the cut is called off, and the next rank 0 begins another one. A writer that says nothing for too
+long hangs in its file: the checkpoint has failed. docs/design/0010-allreduce.md describes the protocol.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from edl.core.events import (
     SaveCheckpoint,
 )
 from edl.core.journal_application import end_job, record_entry
+from edl.core.lease_timeouts import SILENCE_FLOOR
+from edl.core.short_list import format_short_list
 from edl.core.state import JobState
 from edl.core.state_snapshot import dataset_entry
 from edl.core.world_rounds import RoundPhase, WorldRounds
@@ -45,23 +47,52 @@ def advance_checkpoint(state: JobState, now: float) -> None:
     if last is not None:
         writer, at_step = last, 0
     elif rounds.phase is RoundPhase.RUNNING and (due := _due_step(state, rounds)) is not None:
-        writer, at_step = rounds.members[0], due
+        writer, at_step = _choose_writer(state, rounds), due
     else:
         return
     number = state.cut_number + 1
     record_entry(state, CutAnnounced(cut=number, step=state.step))
-    state.world_checkpoint = WorldCheckpoint(number, writer, at_step, round=rounds.round, is_last=last is not None)
+    is_other = last is None and writer != rounds.members[0]
+    state.world_checkpoint = WorldCheckpoint(
+        number,
+        writer,
+        at_step,
+        round=rounds.round,
+        is_last=last is not None,
+        when_paused=is_other and not state.is_training_over(),
+    )
     if state.pending_stop is not None:
         state.pending_stop.cut_number = number
     state.notify_workers()
 
 
+def _choose_writer(state: JobState, rounds: WorldRounds) -> str:
+    """The member that copies and writes next.
+
+    That is rank 0, which reports the steps. If it hangs in an older file, any other member can do it while nobody
+    trains: all have the same variables, and no later step is in the ledger. But only rank 0 can announce shares.
+    """
+    writes, first = state.checkpoint_writes, rounds.members[0]
+    if first not in writes.stuck or writes.are_shared or not (state.world_pauses or state.is_training_over()):
+        return first
+    unfit = writes.stuck | rounds.leaving | rounds.lost
+    return next((worker for worker in rounds.members if worker not in unfit), first)
+
+
 def is_last_due(state: JobState) -> bool:
     """Whether training is over and its last steps are in no checkpoint yet: the job has to wait for one."""
     rounds, saved = state.world, state.checkpoint
-    if rounds is None or not state.settings.durable or state.checkpoint_failure is not None:
+    if rounds is None or not state.settings.durable or _gives_up(state, rounds):
         return False
     return state.world_checkpoint is not None or saved is None or saved.step < rounds.committed_step
+
+
+def _gives_up(state: JobState, rounds: WorldRounds) -> bool:
+    """Whether the job does not wait for its last checkpoint: it has failed, and no other worker can write it."""
+    failure, writes = state.checkpoint_failure, state.checkpoint_writes
+    if failure is None:
+        return False
+    return not failure.is_stuck or writes.are_shared or writes.stuck.issuperset(rounds.members)
 
 
 def _due_step(state: JobState, rounds: WorldRounds) -> int | None:
@@ -74,7 +105,7 @@ def _due_step(state: JobState, rounds: WorldRounds) -> int | None:
         return 0
     if state.pending_stop is not None or state.is_training_over():
         # A last checkpoint that fails is tried again only if the job waits for it.
-        gives_up = state.pending_stop is None and state.checkpoint_failure is not None
+        gives_up = state.pending_stop is None and _gives_up(state, rounds)
         return rounds.committed_step if saved.step < rounds.committed_step and not gives_up else None
     every, steps = state.settings.checkpoint_steps, []
     if every:
@@ -111,8 +142,8 @@ def _find_obstacle(state: JobState, rounds: WorldRounds, pending: WorldCheckpoin
         return f"worker-{state.pods.index_of(pending.writer)}, which has copied it, has left the others"
     if pending.step is None and pending.is_last != (rounds.last_holder() is not None):
         return "the workers that have the newest state leave, or stay after all"
-    if pending.step is None and rounds.phase is RoundPhase.RUNNING and rounds.members[0] != pending.writer:
-        return "another worker reports the steps now"
+    if pending.step is None and rounds.phase is RoundPhase.RUNNING and pending.writer != _choose_writer(state, rounds):
+        return "another worker reports the steps now, or can write it"
     if pending.step is None and state.pending_stop is not None and state.pending_stop.cut_number != pending.number:
         return "the job stops"
     if pending.step is None and not pending.is_last and pending.at_step > (_due_step(state, rounds) or 0):
@@ -156,7 +187,9 @@ def order_for(state: JobState, worker: str) -> CheckpointOrder | None:
         return None
     # While other ranks may train, a copy would lack the steps that follow it.
     return CheckpointOrder(
-        pending.number, pending.at_step, when_paused=state.pending_stop is not None and not pending.is_last
+        pending.number,
+        pending.at_step,
+        when_paused=pending.when_paused or (state.pending_stop is not None and not pending.is_last),
     )
 
 
@@ -175,6 +208,7 @@ def handle_copied(state: JobState, worker: str, copied: CopiedState, now: float)
     if pending.step is None and worker == pending.writer:
         pending.step, pending.done = copied.step, copied.done
         pending.writers = _check_writers(worker, copied.writers)
+        state.checkpoint_writes.are_shared = len(pending.writers) > 1
         # No round will enter the steps of a last state: training goes on from the checkpoint.
         if pending.is_last or copied.step == rounds.committed_step:
             _capture_ledger(state, pending)
@@ -187,10 +221,14 @@ def handle_copied(state: JobState, worker: str, copied: CopiedState, now: float)
         index = state.pods.index_of(worker)
         call_off(state, f"worker-{index} has copied step {copied.step} instead of {pending.step}", now + RETRY_SECONDS)
         return
-    pending.copied_by.add(worker)
+    if worker not in pending.copied_by:
+        pending.copied_by.add(worker)
+        pending.waited = 0.0
     pending.pause = max(pending.pause, copied.pause)
-    if copied.shard is not None:
-        pending.shards.setdefault(worker, copied.shard)
+    if copied.shard is not None and worker not in pending.shards:
+        pending.shards[worker] = copied.shard
+        if not copied.shard.error:
+            state.checkpoint_writes.record_written(worker, pending.waited)
     commit_if_complete(state)
 
 
@@ -250,14 +288,7 @@ def handle_save_finished(state: JobState, event: CheckpointSaveFinished, now: fl
     if pending is None or pending.number != event.cut or not pending.is_committing:
         return
     if event.error:
-        record_entry(state, CutCalledOff(cut=pending.number, reason=event.error))
-        state.emit(
-            WarningRaised(f"checkpoint {pending.number} was not written; the previous one is kept: {event.error}")
-        )
-        record_save_failure(state, event.error)
-        if state.pending_stop is not None:
-            state.pending_stop.obstacle = event.error
-        _clear(state, now + RETRY_SAVING_SECONDS)
+        _fail(state, pending, event.error, now)
         return
     assert pending.step is not None
     assert pending.ledger is not None
@@ -266,7 +297,74 @@ def handle_save_finished(state: JobState, event: CheckpointSaveFinished, now: fl
     )
     state.emit(CheckpointSaved(cut=pending.number, step=pending.step, pause_seconds=pending.pause))
     clear_save_failure(state)
+    state.checkpoint_writes.failures = 0
     _clear(state, now)
+
+
+def _fail(state: JobState, pending: WorldCheckpoint, reason: str, now: float, *, is_stuck: bool = False) -> None:
+    """A checkpoint could not be written: another one is tried after a while."""
+    record_entry(state, CutCalledOff(cut=pending.number, reason=reason))
+    state.emit(WarningRaised(f"checkpoint {pending.number} was not written; the previous one is kept: {reason}"))
+    record_save_failure(state, reason, is_stuck=is_stuck)
+    if state.pending_stop is not None:
+        state.pending_stop.obstacle = reason
+    _clear(state, now + RETRY_SAVING_SECONDS)
+
+
+# --------------------------------------------------------------------------------------------------
+# Writers that say nothing: a thread of theirs hangs in a file system that does not answer.
+
+
+def watch_writers(state: JobState, late_seconds: float, now: float) -> None:
+    """Tell users whose file a checkpoint waits for, and let one fail that has waited for too long.
+
+    Nobody knows how far a file is, so the limit follows what others have taken. Call this in a tick.
+    """
+    rounds, pending, writes = state.world, state.world_checkpoint, state.checkpoint_writes
+    # A worker that leaves has its grace period, and a manifest is the master's own.
+    if rounds is None or pending is None or state.has_ended or pending.is_last or pending.is_committing:
+        return
+    since, pending.watched_at = pending.watched_at, now
+    if since is not None and _waits_for_writers(state, rounds, pending, now):
+        pending.waited += max(0.0, now - since - late_seconds)
+    missing = pending.missing_writers
+    if not missing or pending.waited < writes.report_seconds:
+        return
+    reason = describe_missing(state)
+    if pending.waited < writes.limit_seconds:
+        if not pending.is_reported:
+            pending.is_reported = True
+            state.emit(WarningRaised(reason))
+        return
+    writes.stuck.update(missing)
+    writes.failures += 1
+    if pending.step is None and pending.writer != rounds.members[0]:
+        # It copies nothing alone if the state is written in shares, as a new master does not know before.
+        writes.are_shared = True
+    _fail(state, pending, reason, now, is_stuck=True)
+
+
+def _waits_for_writers(state: JobState, rounds: WorldRounds, pending: WorldCheckpoint, now: float) -> bool:
+    """Whether nothing but its writers delays a checkpoint."""
+    holders = [state.holders.get(worker) for worker in pending.missing_writers]
+    if any(holder is None or now - holder.last_seen >= SILENCE_FLOOR for holder in holders):
+        return False
+    if pending.step is not None:
+        return True
+    # Its main thread copies between two exchanges: it has done so, or cannot, while these go on.
+    goes_on = rounds.phase is RoundPhase.RUNNING and now - state.step_arrivals.since < SILENCE_FLOOR
+    return goes_on and pending.at_step <= rounds.committed_step
+
+
+def describe_missing(state: JobState) -> str:
+    """Whose files the checkpoint in progress waits for; empty: for none, or not for long."""
+    pending = state.world_checkpoint
+    if pending is None or pending.is_committing or pending.waited < state.checkpoint_writes.report_seconds:
+        return ""
+    names = format_short_list([f"worker-{state.pods.index_of(worker)}" for worker in pending.missing_writers])
+    has, its = ("has", "its file") if len(pending.missing_writers) == 1 else ("have", "their files")
+    done = "copied its state for" if pending.step is None else f"written {its} of"
+    return f"{names} {has} not {done} checkpoint {pending.number} in {pending.waited:.0f} s"
 
 
 # --------------------------------------------------------------------------------------------------

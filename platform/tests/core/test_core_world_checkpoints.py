@@ -9,8 +9,10 @@ import pytest
 from support.all_reduce_master import AllReduceMaster
 from support.text_keys import missing_keys
 
+from edl.api.run_events import WarningRaised
+from edl.core.allreduce import describe_world
 from edl.core.checkpointing import RETRY_SAVING_SECONDS, RETRY_SECONDS
-from edl.core.cuts import WORLD_STEP_KEY, SavedCheckpoint, WrittenShard
+from edl.core.cuts import FIRST_WRITE_SECONDS, WORLD_STEP_KEY, WRITE_SECONDS, SavedCheckpoint, WrittenShard
 from edl.core.events import (
     CheckpointOrder,
     CheckpointRefused,
@@ -212,6 +214,151 @@ def test_after_a_failure_training_goes_on_for_one_interval_and_then_pauses_until
     assert not master.run(4).must_pause
     assert master.state.checkpoint is not None
     assert master.state.checkpoint.step == 4
+
+
+# --------------------------------------------------------------------------------------------------
+# A writer whose thread hangs in its file.
+
+
+class HangingMaster(SavingMaster):
+    """A master of several ranks with one checkpoint, whose files took a second."""
+
+    def __init__(self, *workers: str, **settings: Any) -> None:
+        super().__init__(started=len(workers), **settings)
+        self.start_round(*workers)
+        cut, _ = self.order()
+        self.run(0, self.copy(cut, 0, None))
+        self.pass_time(1, copied=self.copy(cut, 0, None))
+        self.run(0, self.copy(cut, 0))
+        self.handle(CheckpointSaveFinished(cut))
+
+    def pass_time(self, seconds: float, stable: int = 0, **more: Any) -> WorldView:
+        """All are heard, and rank 0 says the same; returns its view."""
+        until, entered = self.now + seconds, 0
+        while self.now < until:
+            entered += 1
+            for worker in self.rounds.members[1:]:
+                self.report(worker, RankPhase.RUNNING, step=stable, entered=entered)
+            view = self.run(stable, entered=entered, **more)
+            self.handle(Tick(), after=min(3.0, max(0.01, until - self.now)))
+        return view
+
+    @property
+    def warnings(self) -> list[str]:
+        return [event.message for event in self.events if isinstance(event, WarningRaised)]
+
+
+def test_a_writer_that_says_nothing_is_named_and_training_pauses_until_another_one_has_written() -> None:
+    master = HangingMaster("w0", "w1")
+    cut, _ = master.order()
+    hangs = master.copy(cut, 2, None)
+    master.run(2, hangs)
+    master.pass_time(WRITE_SECONDS - 5, 3, copied=hangs)
+    assert master.warnings == []
+    assert not master.pass_time(10, 3, copied=hangs).must_pause
+    assert master.warnings == [
+        f"checkpoint {cut} was not written; the previous one is kept: "
+        f"worker-0 has not written its file of checkpoint {cut} in 601 s"
+    ]
+    # Rank 0 is asked again: it is the one that reports steps. But its thread accepts nothing.
+    master.now += RETRY_SAVING_SECONDS
+    assert master.run(3).checkpoint is not None
+    assert master.run(4).must_pause
+    master.run(4, is_paused=True)
+    order = master.report("w1", RankPhase.RUNNING, step=4).checkpoint
+    assert order is not None
+    assert order == CheckpointOrder(order.cut, at_step=2, when_paused=True)
+    master.report("w1", RankPhase.RUNNING, step=4, copied=CopiedState(order.cut, 4, 0.01, FILE))
+    assert (master.saving().cut, master.saving().step, done_in(master.saving().ledger)) == (order.cut, 4, 16)
+    master.handle(CheckpointSaveFinished(order.cut))
+    assert not master.run(4).must_pause
+    # While all train only rank 0 can.
+    assert master.order()[1] == 6
+
+
+def test_a_writer_may_take_much_longer_than_before() -> None:
+    master = HangingMaster("w0", "w1")
+    cut, _ = master.order()
+    copied = master.copy(cut, 2, None)
+    master.run(2, copied)
+    master.pass_time(304, 3, copied=copied)
+    master.run(3, master.copy(cut, 2))
+    master.handle(CheckpointSaveFinished(cut))
+    cut, _ = master.order()
+    copied = master.copy(cut, 4, None)
+    master.run(4, copied)
+    master.pass_time(2900, 5, copied=copied)
+    assert master.state.world_checkpoint is not None
+    assert master.state.world_checkpoint.number == cut
+    (warning,) = master.warnings
+    assert warning.startswith(f"worker-0 has not written its file of checkpoint {cut} in 9")
+    assert master.state.checkpoint_failure is None
+    master.pass_time(200, 5, copied=copied)
+    assert master.state.checkpoint_failure is not None
+
+
+def test_nobody_knows_how_long_the_first_file_takes() -> None:
+    master = SavingMaster(started=1)
+    cut, _ = master.order()
+    copied = master.copy(cut, 0, None)
+    for _ in range(int(FIRST_WRITE_SECONDS / 3.1)):
+        master.run(0, copied)
+        master.handle(Tick(), after=3)
+    assert master.state.world_checkpoint is not None
+    for _ in range(50):
+        master.run(0, copied)
+        master.handle(Tick(), after=3)
+    assert master.state.checkpoint_failure is not None
+
+
+@pytest.mark.parametrize("workers", [("w0", "w1"), ("w0",)])
+def test_at_the_end_another_worker_writes_what_the_first_one_does_not(workers: tuple[str, ...]) -> None:
+    master = HangingMaster(*workers, checkpoint_steps=None, max_steps=4)
+    master.run(4)
+    cut, at_step = master.order()
+    assert at_step == 4
+    hangs = master.copy(cut, 4, None)
+    master.run(4, hangs)
+    assert not any(isinstance(command, EndJob) for command in master.commands)
+    world = describe_world(master.state)
+    assert world is not None
+    assert world.awaited == ""
+    master.pass_time(WRITE_SECONDS + 5, 4, copied=hangs)
+    assert not missing_keys(master.warnings[-1], f"checkpoint {cut} was not written", "worker-0")
+    master.pass_time(RETRY_SAVING_SECONDS, 4, copied=hangs)
+    if workers == ("w0",):
+        assert [end.phase for end in master.commands if isinstance(end, EndJob)] == ["Done"]
+        return
+    assert not any(isinstance(command, EndJob) for command in master.commands)
+    order = master.report("w1", RankPhase.RUNNING, step=4).checkpoint
+    assert order is not None
+    assert order.at_step == 4
+    master.report("w1", RankPhase.RUNNING, step=4, copied=CopiedState(order.cut, 4, 0.01, FILE))
+    master.handle(CheckpointSaveFinished(order.cut))
+    assert [end.phase for end in master.commands if isinstance(end, EndJob)] == ["Done"]
+
+
+def test_a_new_master_finds_a_writer_that_accepts_no_checkpoint() -> None:
+    """Its thread hangs in one that the master before had called for."""
+    master = HangingMaster("w0", "w1")
+    master.restart()
+    master.run(2)
+    master.pass_time(FIRST_WRITE_SECONDS + 10, 3)
+    failure = master.state.checkpoint_failure
+    assert failure is not None
+    assert not missing_keys(failure.reason, "worker-0", "has not copied its state")
+
+
+def test_a_long_task_of_the_main_thread_is_no_fault_of_the_writer() -> None:
+    """It copies between two exchanges, and while it exports there are none."""
+    master = HangingMaster("w0", "w1", checkpoint_steps=None, max_steps=4)
+    master.run(4)
+    for _ in range(400):
+        for worker in master.rounds.members:
+            master.report(worker, RankPhase.RUNNING, step=4, stable=4 if worker == "w0" else 0, entered=1)
+        master.handle(Tick(), after=3)
+    assert master.state.world_checkpoint is not None
+    assert master.state.world_checkpoint.waited < 10
 
 
 def test_a_stop_waits_for_the_pause_of_all_ranks_and_its_checkpoint_has_every_step() -> None:
@@ -521,6 +668,23 @@ def test_an_error_of_one_writer_ends_the_attempt() -> None:
     assert master.saving().shards == (full,)
     master.handle(CheckpointSaveFinished(cut, full.error))
     assert master.state.checkpoint_failure is not None
+
+
+def test_a_writer_that_hangs_in_its_share_is_named() -> None:
+    """Only rank 0 can announce the next checkpoint, and all first ranks write their shares of it."""
+    master = SharingMaster()
+    cut = master.begin()
+    for _ in range(int(FIRST_WRITE_SECONDS / 3) + 1):
+        master.run(3, master.announced(cut, 2, FILE))
+        for worker in ("w1", "w2"):
+            master.report(worker, RankPhase.RUNNING, step=3)
+        master.handle(Tick(), after=3)
+    failure = master.state.checkpoint_failure
+    assert failure is not None
+    assert failure.reason.startswith(f"worker-1 has not written its file of checkpoint {cut} in 3")
+    master.now += RETRY_SAVING_SECONDS
+    assert master.run(4).must_pause
+    assert master.order()[0] > cut
 
 
 def test_writers_that_cannot_be_are_not_believed() -> None:
