@@ -98,7 +98,8 @@ def _record_arrival(state: JobState, rounds: WorldRounds, event: WorldReported, 
     arrivals.follow_round(rounds.round, rounds.phase, now)
     if new_steps > 0 and rounds.phase is RoundPhase.RUNNING:
         arrivals.record_committed(new_steps, now)
-    if event.entered is not None and event.round == rounds.round and rounds.trains(event.worker):
+    is_member = event.worker in rounds.members and event.worker not in rounds.lost
+    if event.entered is not None and event.round == rounds.round and is_member and not rounds.is_closing:
         arrivals.record_entered(event.worker, event.entered, event.report.step or 0, now)
 
 

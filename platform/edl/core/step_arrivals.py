@@ -74,7 +74,7 @@ class StepArrivals:
             self.committed_at = min(now, self.committed_at + seconds)
 
     def record_entered(self, worker: str, entered: int, step: int, now: float) -> None:
-        """A member of the running round says how far its main thread is; messages may arrive in any order."""
+        """A member of the round says how far its main thread is; messages may arrive in any order."""
         if entered > self.entered.get(worker, -1):
             self.entered[worker], self.newest_arrival = entered, now
         if entered > self.furthest or step > self.step:

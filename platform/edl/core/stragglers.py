@@ -7,6 +7,7 @@ is no such thing: the limit for users' eyes follows the duration of steps, and n
 
 While all pause, main threads evaluate, export or write files. The lease of a worker that hangs in such a task returns
 by a limit of its own, but nobody can do the task: the others wait in an exchange until this worker enters it, too.
+Before a round starts, its members call callbacks, and one of them may read a checkpoint.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ def watch_stragglers(state: JobState, late_seconds: float, now: float) -> dict[s
         # Others that are late go on with their tasks.
         late = [worker for worker in late if arrivals.idle_seconds(worker, now) >= limit]
         seconds = min((arrivals.idle_seconds(worker, now) for worker in late), default=0.0)
-    elif is_paused or any(_has_other_task(state, worker) for worker in waiting):
-        # Each is at a task of its own, whose lease has a limit of its own.
+    elif is_paused or rounds.phase is RoundPhase.CONFIRMING or any(_has_other_task(state, each) for each in waiting):
+        # Each is at a task of its own, whose lease has a limit of its own; or the state is copied, of any size.
         seconds = 0.0
     else:
         # The step of their own begins when the last one has entered it.
@@ -85,13 +86,13 @@ def watch_stragglers(state: JobState, late_seconds: float, now: float) -> dict[s
 
 def _is_watched(state: JobState, rounds: WorldRounds) -> bool:
     """Whether members may wait for each other; a stop has a limit of its own."""
-    if state.training_ledger is None or state.pending_stop is not None or rounds.round == NO_ROUND:
-        return False
-    return rounds.phase is not RoundPhase.CONFIRMING
+    return state.training_ledger is not None and state.pending_stop is None and rounds.round != NO_ROUND
 
 
 def _is_paused(state: JobState, rounds: WorldRounds) -> bool:
     """Whether nobody has to make a step, and some may have other tasks meanwhile."""
+    if rounds.phase is RoundPhase.CONFIRMING:
+        return False
     if state.is_training_over():
         return True
     if rounds.phase is not RoundPhase.RUNNING:
@@ -157,6 +158,8 @@ def _describe_wait(state: JobState, rounds: WorldRounds, late: list[str], waitin
     others = "1 other waits" if waiting == 1 else f"{waiting} others wait"
     if task:
         return f"{names} {has} made no progress in {task} for {seconds:.0f} s; {others} for {them}"
+    if rounds.phase is RoundPhase.CONFIRMING:
+        return f"{names} {has} not begun round {rounds.round.number} for {seconds:.0f} s; {others} for {them}"
     if rounds.phase is RoundPhase.CLOSING:
         return f"{names} {has} not left round {rounds.round.number} for {seconds:.0f} s; {others} for {them}"
     return f"{names} {has} not finished {part} of step {step:,} for {seconds:.0f} s; {others} for {them}"
@@ -167,11 +170,14 @@ def _may_replace(state: JobState, rounds: WorldRounds, late: list[str], waiting:
 
     While more of them compute than wait, the step is probably just long. A program of the user's may evaluate or save
     its model on one worker between two steps, for as long as it likes. In a pause nobody computes: there those wait
-    that are done with their tasks, and the late ones must have a task to do. A callback may take as long as it likes.
+    that are done with their tasks, and the late ones must have a task to do: a callback may take as long as it likes.
+    Before a round starts nobody computes either.
     """
     if not late or not state.settings.has_parameters:
         return False
-    if _is_paused(state, rounds):
+    if rounds.phase is RoundPhase.CONFIRMING:
+        witnesses = waiting
+    elif _is_paused(state, rounds):
         witnesses = waiting if _open_task(state) else []
     else:
         witnesses = [worker for worker in waiting if _has_records(state, rounds, worker)]

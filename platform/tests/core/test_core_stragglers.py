@@ -365,3 +365,40 @@ def test_a_worker_that_hangs_while_a_round_ends_is_noticed_too(seconds: float) -
     else:
         assert deleted == [DeletePod("w2", master.settings.grace)]
         assert master.rounds.members == ("w0", "w1")
+
+
+@pytest.mark.parametrize("seconds", [75, REPLACEMENT_SECONDS + 6])
+def test_a_worker_that_hangs_before_a_round_starts_is_noticed_too(seconds: float) -> None:
+    """Its callback ``on_train_begin`` opens a file on a dead mount, for example."""
+    master = start()
+    master.kill("w2")
+    for worker in ("w0", "w1"):
+        master.report(worker, RankPhase.ENDED, step=3)
+    assert master.rounds.phase is RoundPhase.CONFIRMING
+    commands: list[object] = []
+    until = master.now + seconds
+    while master.now < until and master.rounds.phase is RoundPhase.CONFIRMING:
+        master.report("w0", RankPhase.CONFIRMED, entered=3)
+        master.report("w1", RankPhase.FETCHING, entered=2)
+        commands += master.handle(Tick(), after=3)
+    deleted = [each for each in commands if isinstance(each, DeletePod)]
+    if seconds < REPLACEMENT_SECONDS:
+        number = master.rounds.round.number
+        assert awaited(master) == f"worker-1 has not begun round {number} for 75 s; 1 other waits for it"
+        assert deleted == []
+    else:
+        assert deleted == [DeletePod("w1", master.settings.grace)]
+        assert master.rounds.awaited_workers() == ["w0"]
+
+
+def test_nobody_is_named_while_the_state_is_copied() -> None:
+    master = start()
+    master.kill("w2")
+    for worker in ("w0", "w1"):
+        master.report(worker, RankPhase.ENDED, step=3)
+    for _ in range(int(REPLACEMENT_SECONDS / 3) + 10):
+        for worker in ("w0", "w1"):
+            master.report(worker, RankPhase.FETCHING, entered=3)
+        master.handle(Tick(), after=3)
+    assert master.rounds.phase is RoundPhase.CONFIRMING
+    assert awaited(master) == ""

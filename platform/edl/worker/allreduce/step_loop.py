@@ -406,9 +406,11 @@ class StepLoop:
         self._world.enter_round(view)
         try:
             communicator = self._connection.connect(view.round, self._world.rank, view.addresses)
+            self._world.enter_exchange()
             self._digests.compare_ranks(communicator)
             alignment = self._align_callbacks(view, communicator)
             self._share_state(view, communicator, alignment)
+            self._world.enter_exchange()
             digest = self._digests.compare_states(communicator, view.step)
             self._kept.start_round(digest)
             self._world.confirm(digest & _DIGEST_MASK, self._digests.difference)
@@ -425,6 +427,7 @@ class StepLoop:
             self._callbacks.begin_again(view.step, view.round, view.epoch)
             return None
         is_holder = view.members[self._world.rank] in view.holders
+        self._world.enter_exchange()
         answers = read_answers(
             communicator.exchange(describe_place(self._callbacks, is_holder=is_holder)),
             read_place,
@@ -451,6 +454,8 @@ class StepLoop:
         own_shares = b""
         if is_source and view.holders:
             own_shares = json.dumps(self._world.pending_shares()).encode()
+        # Callbacks were called before, and may hang.
+        self._world.enter_exchange()
         answers = communicator.exchange(json.dumps({"share_bytes": len(own_shares)}).encode())
         source_name = self._digests.name_rank(source)
         # As data: after a time without a master they are longer than a control message may be.
@@ -464,6 +469,8 @@ class StepLoop:
             state = (self._replica.pack_state() if view.holders else self._restart_state(view)).view(np.int32)
         else:
             state = np.zeros_like(self._initial_state.view(np.int32))
+        # The source may have read a checkpoint before.
+        self._world.enter_exchange()
         communicator.all_reduce(state)
         is_lacking = view.members[self._world.rank] in lacking
         if self._digests.takes_state:

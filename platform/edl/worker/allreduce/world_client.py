@@ -440,7 +440,7 @@ class WorldClient:
                 stopped=self._is_stopped,
                 copied=self._copied_state() if self._view.checkpoint is not None else None,
                 unreadable=self._unreadable,
-                entered=self._entered if phase in (RankPhase.CONFIRMED, RankPhase.RUNNING) else None,
+                entered=self._entered if phase in _IN_ROUND else None,
                 members_known=_round_message(self._view.round if self._view.has_all_addresses else NO_ROUND),
             )
             evaluation_copy = self._evaluation_copy()
