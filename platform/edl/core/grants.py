@@ -43,6 +43,7 @@ from edl.core.ledger import (
     METRICS,
     MODEL_FILE,
     PREDICTION,
+    STEPLESS_KINDS,
     STEPWISE_KINDS,
     TRAINING,
     Lease,
@@ -323,7 +324,7 @@ def _enter_lease(state: JobState, worker: str, kind: str, record_range: RecordRa
     if kind == TRAINING and state.crash_suspects.is_suspect(record_range):
         state.crash_suspects.one_by_one_leases.add(number)
     if has_time_limits(state, kind):
-        state.holders[worker].add_lease(number, now)
+        state.holders[worker].add_lease(number, now, is_stepless=kind in STEPLESS_KINDS)
     state.pods.by_uid[worker].had_lease = True
     if is_repeated:
         index, source = state.pods.index_of(worker), record_range.source or SHUFFLED_SOURCE_NAME

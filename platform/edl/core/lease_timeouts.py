@@ -21,6 +21,7 @@ All rules about silence and about steps that take too long, in seconds:
 * It makes no step for ``stuck_seconds`` (60 or more; 600 before a step was measured), but is heard: under parameter
   servers its leases return. Under AllReduce those of other tasks than training do, and it is named if others wait for
   it (``stragglers``).
+* Its task that reports no steps, such as an export, takes longer than 600, then 1,200 and so on: its lease returns.
 * The others have waited for it for 3,600 (``REPLACEMENT_SECONDS``), under AllReduce: it is replaced (``stragglers``).
 * A parameter server says nothing for 10 (``PS_SILENCE_SECONDS``), and no worker makes a step: training is stalled, and
   status says so (``stall``). It is replaced if the cluster also says that its node is unreachable, and else when the
@@ -64,6 +65,8 @@ class LeaseTimeouts:
     max_step: float = 0.0
     gap_recorded_at: float | None = None
     step_recorded_at: float | None = None
+    # Tasks without steps, such as an export, that took longer than their limit.
+    stepless_expiries: int = 0
 
     def record_gap(self, gap: float, now: float) -> None:
         """Record that a holder was silent for ``gap`` seconds and then spoke."""
@@ -90,6 +93,15 @@ class LeaseTimeouts:
         most = max(STUCK_FIRST, self.max_step * LONG_STEP_FACTOR)
         return min(max(self.max_step * STUCK_FACTOR, STUCK_FLOOR), most)
 
+    @property
+    def stepless_seconds(self) -> float:
+        """Seconds after which the lease of a task that reports no steps, such as an export, is revoked.
+
+        The duration of steps says nothing about it. The limit doubles each time, so that a long task ends at last: the
+        result of a revoked lease does not count.
+        """
+        return max(self.stuck_seconds, STUCK_FIRST * float(2**self.stepless_expiries))
+
 
 def _decay(since: float | None, now: float) -> float:
     return 1.0 if since is None else _DECAY_PER_SECOND ** max(0.0, now - since)
@@ -102,6 +114,7 @@ class LeaseHolder:
     Attributes:
         last_mentioned: when the worker's messages last named each lease; they name all that it knows.
         partial_steps: steps of leases whose tasks count only as a whole.
+        stepless: leases of tasks that report no steps.
         named_leases: training leases under AllReduce that the worker has named to this master.
         is_starting: whether it started under this master and has not completed a step yet.
         step_count: number of steps that it has completed.
@@ -111,6 +124,7 @@ class LeaseHolder:
     last_steps: dict[int, float] = field(default_factory=dict)
     last_mentioned: dict[int, float] = field(default_factory=dict)
     partial_steps: dict[int, int] = field(default_factory=dict)
+    stepless: set[int] = field(default_factory=set)
     named_leases: frozenset[int] = frozenset()
     step_count: int = 0
     is_starting: bool = False
@@ -127,15 +141,22 @@ class LeaseHolder:
         """Seconds of silence after which this worker's leases are revoked."""
         return max(timeouts.silence_seconds, STARTING_SILENCE) if self.is_starting else timeouts.silence_seconds
 
-    def add_lease(self, lease: int, now: float) -> None:
-        """Start tracking a lease that was granted now."""
+    def add_lease(self, lease: int, now: float, *, is_stepless: bool = False) -> None:
+        """Start tracking a lease that was granted now.
+
+        Args:
+            is_stepless: whether its task reports no steps.
+        """
         self.last_steps[lease] = self.last_mentioned[lease] = now
+        if is_stepless:
+            self.stepless.add(lease)
 
     def drop_lease(self, lease: int, now: float | None = None) -> None:
         """Remove a lease; the worker's next lease becomes its current one at ``now``."""
         self.last_steps.pop(lease, None)
         self.last_mentioned.pop(lease, None)
         self.partial_steps.pop(lease, None)
+        self.stepless.discard(lease)
         if now is not None and self.last_steps:
             # Lease numbers increase, so the lowest is the oldest. It could not progress while the
             # closed one was worked on.
@@ -161,7 +182,7 @@ class LeaseHolder:
             # Only the oldest lease can be stuck; the worker works on the others after it.
             current = min(self.last_steps)
             idle = now - self.last_steps[current]
-            if idle >= timeouts.stuck_seconds:
+            if idle >= self._stuck_limit(current, timeouts):
                 return {current: f"no step for {idle:.0f} s"}
         return {}
 
@@ -169,5 +190,9 @@ class LeaseHolder:
         """The earliest time at which ``find_expired_leases`` can return something."""
         # An estimate that later measurements may move; the scan is repeated at least every second
         # (``job``).
-        first = self.last_steps[min(self.last_steps)] + timeouts.stuck_seconds
+        current = min(self.last_steps)
+        first = self.last_steps[current] + self._stuck_limit(current, timeouts)
         return min(self.last_seen + self.silence_limit(timeouts), first)
+
+    def _stuck_limit(self, lease: int, timeouts: LeaseTimeouts) -> float:
+        return timeouts.stepless_seconds if lease in self.stepless else timeouts.stuck_seconds

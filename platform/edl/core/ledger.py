@@ -523,6 +523,9 @@ MODEL_FILE = "model file"
 STEPWISE_KINDS = (TRAINING, PREDICTION)
 """Kinds whose steps count individually. For the others only the result of the whole task counts."""
 
+STEPLESS_KINDS = (DESCRIBE, METRICS, EXPORT, BEST_MODEL, MODEL_FILE)
+"""Kinds of tasks that report nothing before their result."""
+
 
 def single_task_ledger(kind: str) -> Ledger:
     """The ledger of work that one worker does as a whole."""

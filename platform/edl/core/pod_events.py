@@ -11,7 +11,7 @@ from edl.core.grants import has_time_limits, record_heartbeat, record_lease_prog
 from edl.core.job_pods import JobPod
 from edl.core.journal_application import end_job, record_entry
 from edl.core.lease_timeouts import LeaseHolder
-from edl.core.ledger import EVALUATION, PREDICTION, TRAINING, Lease
+from edl.core.ledger import EVALUATION, PREDICTION, STEPLESS_KINDS, TRAINING, Lease
 from edl.core.pod_lifecycle import MAX_CRASHES, TERMINAL_STATES, EndBlame, PodState, assign_blame
 from edl.core.record_ranges import describe_ranges
 from edl.core.revocation import request_revocation, revoke_leases
@@ -206,7 +206,7 @@ def handle_pods_synced(state: JobState, event: PodsSynced, now: float) -> None:
                 # The last heartbeats are unknown: the timeouts start now.
                 holder = state.holders.setdefault(lease.worker, LeaseHolder(now))
                 if has_time_limits(state, kind):
-                    holder.add_lease(number, now)
+                    holder.add_lease(number, now, is_stepless=kind in STEPLESS_KINDS)
     for uid, index in list(state.pods.worker_indices.items()):
         if not state.pods.is_live(uid):
             _handle_worker_gone(state, uid, index, now)

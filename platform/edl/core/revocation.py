@@ -52,6 +52,7 @@ def revoke_expired_leases(state: JobState, now: float) -> None:
         if reasons:
             if not holder.is_silent(now, state.lease_timeouts):
                 _give_up_copy(state, worker, *next(iter(reasons.items())))
+                state.lease_timeouts.stepless_expiries += len(holder.stepless.intersection(reasons))
             revoke_leases(state, worker, next(iter(reasons.values())), now, only_leases=list(reasons))
         _drop_closed_leases(state, holder, [*unknown, *reasons])
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from edl.api.cluster_port import Role
 from edl.api.run_events import WarningRaised
 from edl.core import world_evaluations
-from edl.core.lease_timeouts import SILENCE_FLOOR
+from edl.core.lease_timeouts import SILENCE_FLOOR, STUCK_FIRST
 from edl.core.ledger import BEST_MODEL, EVALUATION, EXPORT, METRICS, MODEL_FILE, TRAINING
 from edl.core.scaling import terminate_worker
 from edl.core.short_list import format_short_list
@@ -54,7 +54,7 @@ def watch_stragglers(state: JobState, late_seconds: float, now: float) -> dict[s
     if is_paused:
         # Its length is none of a step.
         arrivals.committed_at = None
-        limit = max(limit, state.lease_timeouts.stuck_seconds)
+        limit = max(limit, _task_limit(state))
     late_and_waiting = _find_late(state, rounds, now) if now - arrivals.since >= limit else None
     if late_and_waiting is None:
         arrivals.description = ""
@@ -62,7 +62,7 @@ def watch_stragglers(state: JobState, late_seconds: float, now: float) -> dict[s
     late, waiting = late_and_waiting
     if late:
         if any(_has_other_task(state, worker) for worker in late):
-            limit = max(limit, state.lease_timeouts.stuck_seconds)
+            limit = max(limit, _task_limit(state))
         # Others that are late go on with their tasks.
         late = [worker for worker in late if arrivals.idle_seconds(worker, now) >= limit]
         seconds = min((arrivals.idle_seconds(worker, now) for worker in late), default=0.0)
@@ -104,7 +104,7 @@ def _is_paused(state: JobState, rounds: WorldRounds) -> bool:
 
 _TASKS = {
     EVALUATION: "the evaluation",
-    METRICS: "the evaluation",
+    METRICS: "the metrics of the evaluation",
     BEST_MODEL: "writing the file of the best model",
     MODEL_FILE: "writing the file of ModelCheckpoint",
     EXPORT: "the export",
@@ -118,6 +118,14 @@ def _open_task(state: JobState) -> str:
         if ledger is not None and not ledger.is_finished and not world_evaluations.needs_copy(state, kind):
             return task
     return ""
+
+
+def _task_limit(state: JobState) -> float:
+    """Seconds after which users hear of a worker that keeps the others waiting with a task."""
+    if _open_task(state) == _TASKS[EVALUATION]:
+        return state.lease_timeouts.stuck_seconds
+    # Other tasks report no steps.
+    return max(STUCK_FIRST, state.lease_timeouts.stuck_seconds)
 
 
 def _find_late(state: JobState, rounds: WorldRounds, now: float) -> tuple[list[str], list[str]] | None:

@@ -11,9 +11,18 @@ from support.text_keys import missing_keys
 from edl.api.run_events import RecordsRequeued, RoleRequested
 from edl.api.status import WorldStatus
 from edl.core.allreduce import CLOSING_SILENCE_SECONDS, describe_world
-from edl.core.events import EndJob, LeaseReply, Tick, WorldReported, WorldView
+from edl.core.events import (
+    EndJob,
+    LeaseProgress,
+    LeaseReply,
+    ProgressReported,
+    TaskReported,
+    Tick,
+    WorldReported,
+    WorldView,
+)
 from edl.core.job import JobStateMachine
-from edl.core.ledger import TRAINING
+from edl.core.ledger import EXPORT, TRAINING
 from edl.core.rank_state import RankPhase
 from edl.core.scaling import is_starved
 from edl.core.world_rounds import MemberReport, RoundPhase, Share
@@ -471,3 +480,24 @@ def test_when_training_is_over_one_worker_evaluates_and_exports() -> None:
     master.start_round("w0")
     assert master.rounds.members == ("w0",)
     assert requested_workers(master) == []
+
+
+@pytest.mark.parametrize(("seconds", "exports"), [(300, 1), (900, 2)])
+def test_an_export_may_take_longer_than_steps_do(seconds: int, exports: int) -> None:
+    """It reports no steps. Its lease returned after a minute, its result was refused, and the job never ended."""
+    master = AllReduceMaster(started=1, max_steps=1, export=True)
+    master.start_round("w0")
+    training = master.lease("w0").lease
+    master.state.lease_timeouts.record_step(0.01, master.now)
+    master.report("w0", RankPhase.RUNNING, step=1, stable=1, shares={1: (Share(training, 0, 4),)})
+    for _ in range(exports):
+        assert not master.state.has_ended
+        lease = master.lease("w0")
+        assert lease.kind == EXPORT
+        until = master.now + seconds
+        while master.now < until:
+            master.report("w0", RankPhase.RUNNING, step=1, stable=1)
+            master.handle(ProgressReported("w0", (LeaseProgress(lease.lease, 0),)))
+            master.handle(Tick(), after=min(3.0, max(0.01, until - master.now)))
+        master.handle(TaskReported("w0", lease.lease, None, ["/export"]))
+    assert master.state.phase == "Done"

@@ -40,3 +40,11 @@ def test_the_list_has_the_bounds_of_a_step() -> None:
     )[0]
     assert LeaseTimeouts().stuck_seconds == float(first)
     assert LeaseTimeouts(max_step=0.001).stuck_seconds == float(lowest)
+
+
+def test_the_list_has_the_limits_of_tasks_without_steps() -> None:
+    first, second = re.findall(
+        r"such as an export, takes longer than ([\d,]+), then ([\d,]+)", lease_timeouts.__doc__ or ""
+    )[0]
+    assert LeaseTimeouts(max_step=0.001).stepless_seconds == float(first)
+    assert LeaseTimeouts(stepless_expiries=1).stepless_seconds == float(second.replace(",", ""))
