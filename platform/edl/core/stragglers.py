@@ -12,6 +12,8 @@ Before a round starts, its members call callbacks, and one of them may read a ch
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from edl.api.cluster_port import Role
 from edl.api.run_events import WarningRaised
 from edl.core import world_evaluations
@@ -50,15 +52,45 @@ def watch_stragglers(state: JobState, late_seconds: float, now: float) -> dict[s
     if not _is_watched(state, rounds):
         arrivals.count_anew(now)
         return {}
-    is_paused, limit = _is_paused(state, rounds), arrivals.step_timeouts.stuck_seconds
-    if is_paused:
+    if _is_paused(state, rounds):
         # Its length is none of a step.
         arrivals.committed_at = None
+    wait = _find_wait(state, rounds, now)
+    if wait is None:
+        arrivals.description = ""
+        return {}
+    arrivals.description = _describe_wait(state, rounds, wait)
+    if not arrivals.is_reported:
+        arrivals.is_reported = True
+        state.emit(WarningRaised(arrivals.description))
+    if wait.seconds < max(wait.limit, REPLACEMENT_SECONDS * 2**arrivals.replacements):
+        return {}
+    return _replace(state, wait, now) if _may_replace(state, rounds, wait) else {}
+
+
+class LongWait(NamedTuple):
+    """Members that are late for longer than usual, and those that wait.
+
+    Attributes:
+        late: whose main thread has given no sign for ``seconds``; none: all are in a step of their own.
+        limit: the seconds after which users hear of it.
+    """
+
+    late: list[str]
+    waiting: list[str]
+    seconds: float
+    limit: float
+
+
+def _find_wait(state: JobState, rounds: WorldRounds, now: float) -> LongWait | None:
+    """Who waits for whom, for longer than usual; None: nobody, or this is unknown."""
+    arrivals, is_paused = state.step_arrivals, _is_paused(state, rounds)
+    limit = arrivals.step_timeouts.stuck_seconds
+    if is_paused:
         limit = max(limit, _task_limit(state))
     late_and_waiting = _find_late(state, rounds, now) if now - arrivals.since >= limit else None
     if late_and_waiting is None:
-        arrivals.description = ""
-        return {}
+        return None
     late, waiting = late_and_waiting
     if late:
         if any(_has_other_task(state, worker) for worker in late):
@@ -68,20 +100,11 @@ def watch_stragglers(state: JobState, late_seconds: float, now: float) -> dict[s
         seconds = min((arrivals.idle_seconds(worker, now) for worker in late), default=0.0)
     elif is_paused or rounds.phase is RoundPhase.CONFIRMING or any(_has_other_task(state, each) for each in waiting):
         # Each is at a task of its own, whose lease has a limit of its own; or the state is copied, of any size.
-        seconds = 0.0
+        return None
     else:
         # The step of their own begins when the last one has entered it.
         seconds = now - arrivals.newest_arrival
-    if seconds < limit:
-        arrivals.description = ""
-        return {}
-    arrivals.description = _describe_wait(state, rounds, late, len(waiting), seconds)
-    if not arrivals.is_reported:
-        arrivals.is_reported = True
-        state.emit(WarningRaised(arrivals.description))
-    if seconds < max(limit, REPLACEMENT_SECONDS * 2**arrivals.replacements):
-        return {}
-    return _replace(state, late, seconds, now) if _may_replace(state, rounds, late, waiting) else {}
+    return LongWait(late, waiting, seconds, limit) if seconds >= limit else None
 
 
 def _is_watched(state: JobState, rounds: WorldRounds) -> bool:
@@ -154,8 +177,9 @@ def _has_other_task(state: JobState, worker: str) -> bool:
     return any(not world_evaluations.runs_on_copy(state, worker, kind) for kind in kinds)
 
 
-def _describe_wait(state: JobState, rounds: WorldRounds, late: list[str], waiting: int, seconds: float) -> str:
+def _describe_wait(state: JobState, rounds: WorldRounds, wait: LongWait) -> str:
     """Who waits for whom."""
+    late, waiting, seconds = wait.late, len(wait.waiting), wait.seconds
     step, task = state.step_arrivals.step + 1, _open_task(state) if _is_paused(state, rounds) else ""
     if not late:
         if waiting == 1:
@@ -173,7 +197,7 @@ def _describe_wait(state: JobState, rounds: WorldRounds, late: list[str], waitin
     return f"{names} {has} not finished {part} of step {step:,} for {seconds:.0f} s; {others} for {them}"
 
 
-def _may_replace(state: JobState, rounds: WorldRounds, late: list[str], waiting: list[str]) -> bool:
+def _may_replace(state: JobState, rounds: WorldRounds, wait: LongWait) -> bool:
     """Whether the late ones are to blame: as many that compute themselves wait for them, and one of these stays.
 
     While more of them compute than wait, the step is probably just long. A program of the user's may evaluate or save
@@ -181,15 +205,15 @@ def _may_replace(state: JobState, rounds: WorldRounds, late: list[str], waiting:
     that are done with their tasks, and the late ones must have a task to do: a callback may take as long as it likes.
     Before a round starts nobody computes either.
     """
-    if not late or not state.settings.has_parameters:
+    if not wait.late or not state.settings.has_parameters:
         return False
     if rounds.phase is RoundPhase.CONFIRMING:
-        witnesses = waiting
+        witnesses = wait.waiting
     elif _is_paused(state, rounds):
-        witnesses = waiting if _open_task(state) else []
+        witnesses = wait.waiting if _open_task(state) else []
     else:
-        witnesses = [worker for worker in waiting if _has_records(state, rounds, worker)]
-    return len(late) <= len(witnesses) and any(worker not in rounds.leaving for worker in witnesses)
+        witnesses = [worker for worker in wait.waiting if _has_records(state, rounds, worker)]
+    return len(wait.late) <= len(witnesses) and any(worker not in rounds.leaving for worker in witnesses)
 
 
 def _has_records(state: JobState, rounds: WorldRounds, worker: str) -> bool:
@@ -199,16 +223,17 @@ def _has_records(state: JobState, rounds: WorldRounds, worker: str) -> bool:
     return any(kind == TRAINING for kind, _ in state.worker_leases(worker))
 
 
-def _replace(state: JobState, late: list[str], seconds: float, now: float) -> dict[str, str]:
+def _replace(state: JobState, wait: LongWait, now: float) -> dict[str, str]:
     """Ask the late ones to stop; one that leaves already is killed after its grace period in any case."""
     reasons = {}
     staying = {pod.uid: pod for pod in state.pods.by_role[Role.WORKER].staying.values()}
-    for worker in late:
+    for worker in wait.late:
         pod = staying.get(worker)
         if pod is None:
             continue
-        state.emit(WarningRaised(f"worker-{pod.index} has kept the others waiting for {seconds:.0f} s: it is replaced"))
-        reasons[worker] = f"it kept the others waiting for {seconds:.0f} s"
+        kept = f"kept the others waiting for {wait.seconds:.0f} s"
+        state.emit(WarningRaised(f"worker-{pod.index} has {kept}: it is replaced"))
+        reasons[worker] = f"it {kept}"
         terminate_worker(state, pod, reasons[worker], now)
     state.step_arrivals.replacements += bool(reasons)
     return reasons
