@@ -92,7 +92,9 @@ def _gives_up(state: JobState, rounds: WorldRounds) -> bool:
     failure, writes = state.checkpoint_failure, state.checkpoint_writes
     if failure is None:
         return False
-    return not failure.is_stuck or writes.are_shared or writes.stuck.issuperset(rounds.members)
+    # If two hang, it is the volume that does not answer.
+    most, stuck = min(2, len(rounds.members)), writes.stuck.intersection(rounds.members)
+    return not failure.is_stuck or writes.are_shared or len(stuck) >= most
 
 
 def _due_step(state: JobState, rounds: WorldRounds) -> int | None:

@@ -338,6 +338,22 @@ def test_at_the_end_another_worker_writes_what_the_first_one_does_not(workers: t
     assert [end.phase for end in master.commands if isinstance(end, EndJob)] == ["Done"]
 
 
+def test_at_the_end_a_volume_that_answers_nobody_is_not_waited_for() -> None:
+    master = HangingMaster("w0", "w1", "w2", checkpoint_steps=None, max_steps=4)
+    master.run(4)
+    for writer in ("w0", "w1"):
+        assert not any(isinstance(command, EndJob) for command in master.commands)
+        order = master.report(writer, RankPhase.RUNNING, step=4, stable=4 if writer == "w0" else 0).checkpoint
+        assert order is not None
+        copied = CopiedState(order.cut, 4, 0.01, None)
+        master.report(writer, RankPhase.RUNNING, step=4, stable=4 if writer == "w0" else 0, copied=copied)
+        limit = master.state.checkpoint_writes.limit_seconds
+        master.pass_time(limit + RETRY_SAVING_SECONDS + 10, 4)
+    assert [end.phase for end in master.commands if isinstance(end, EndJob)] == ["Done"]
+    failed = [warning for warning in master.warnings if "was not written" in warning]
+    assert [warning.rpartition(": ")[2][:8] for warning in failed] == ["worker-0", "worker-1"]
+
+
 def test_a_new_master_finds_a_writer_that_accepts_no_checkpoint() -> None:
     """Its thread hangs in one that the master before had called for."""
     master = HangingMaster("w0", "w1")
