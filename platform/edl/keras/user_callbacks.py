@@ -550,7 +550,7 @@ class KerasCallbacks:
         return self._writers[method]
 
     def _find_copied_weights(self, method: str) -> CopiedWeights | None:
-        """The copies of weights, which a method before the first step must not part from them; None: it is a later one."""
+        """The copies of weights, which no method before the first step may part from them; None: it is a later one."""
         if not self._trains_locally or self._epoch_steps or self._begun_epoch:
             return None
         # The callbacks are known after set_model().
