@@ -210,11 +210,11 @@ def test_a_worker_that_was_stopped_and_comes_back_forgets_its_rounding_errors(fo
     monkeypatch.setattr(GradientSums, "forget_errors", forget_and_tell)
     with AllReduceJob(folder, records=RECORDS, epochs=40, seconds=0.002) as job:
         job.make_replica, job.gradient_compression = lambda index: RegressionReplica(), "bfloat16"
-        resume, is_stopped = Event(), Event()
+        resume, is_stopped, are_all_in = Event(), Event(), Event()
 
         def stop_once(rank: Rank) -> None:
             def stop(point: str) -> None:
-                if point == "reduce" and rank.index == 1 and job.state.step >= 5 and not is_stopped.is_set():
+                if point == "reduce" and rank.index == 1 and are_all_in.is_set() and not is_stopped.is_set():
                     forgotten.clear()
                     is_stopped.set()
                     job.silent.add(rank.uid)
@@ -225,6 +225,8 @@ def test_a_worker_that_was_stopped_and_comes_back_forgets_its_rounding_errors(fo
             rank.replica.fail_at = stop
 
         ranks = [job.start_rank(stop_once) for _ in range(3)]
+        job.wait_for_round(3)
+        are_all_in.set()
         job.wait(is_stopped.is_set)
         job.wait_for_round(2)
         resume.set()
