@@ -365,8 +365,9 @@ def describe_missing(state: JobState) -> str:
         return ""
     names = format_short_list([f"worker-{state.pods.index_of(worker)}" for worker in pending.missing_writers])
     has, its = ("has", "its file") if len(pending.missing_writers) == 1 else ("have", "their files")
-    done = "copied its state for" if pending.step is None else f"written {its} of"
-    return f"{names} {has} not {done} checkpoint {pending.number} in {pending.waited:.0f} s"
+    if pending.step is None:
+        return f"{names} {has} not copied its state for checkpoint {pending.number} in {pending.waited:.0f} s"
+    return f"{names} {has} not written {its} of checkpoint {pending.number} in {pending.waited:.0f} s"
 
 
 # --------------------------------------------------------------------------------------------------

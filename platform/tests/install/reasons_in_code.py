@@ -27,7 +27,7 @@ TEXT_OF: Mapping[str, int] = {
 TABLES = {"_CONTAINER_PROBLEMS", "_REFUSAL_REMEDIES"}
 """Tables of a module whose rows begin with a reason: the values of a mapping, or rows of their own."""
 RETURNING = {"_check_object", "_unknown_capacity", "_exceeds_every_node", "ps_oom_reason", "_describe_difference"}
-RETURNING |= {"_describe_program_end", "describe_wait", "_describe_wait"}
+RETURNING |= {"_describe_program_end", "describe_wait", "_describe_wait", "describe_missing"}
 """Functions that return a reason, alone or first of a pair."""
 RAISING = {"worker/allreduce/gradient_sums.py", "worker/allreduce/state_digests.py"}
 """Modules of workers in which the message of a ``BadInputError`` becomes the reason why the job failed."""
