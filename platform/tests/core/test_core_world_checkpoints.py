@@ -260,6 +260,7 @@ def test_a_writer_that_says_nothing_is_named_and_training_pauses_until_another_o
         f"checkpoint {cut} was not written; the previous one is kept: "
         f"worker-0 has not written its file of checkpoint {cut} in 601 s"
     ]
+    assert master.state.checkpoint_writes.limit_seconds == 2 * WRITE_SECONDS
     # Rank 0 is asked again: it is the one that reports steps. But its thread accepts nothing.
     master.now += RETRY_SAVING_SECONDS
     assert master.run(3).checkpoint is not None
@@ -272,6 +273,7 @@ def test_a_writer_that_says_nothing_is_named_and_training_pauses_until_another_o
     assert (master.saving().cut, master.saving().step, done_in(master.saving().ledger)) == (order.cut, 4, 16)
     master.handle(CheckpointSaveFinished(order.cut))
     assert not master.run(4).must_pause
+    assert master.state.checkpoint_writes.limit_seconds == WRITE_SECONDS
     # While all train only rank 0 can.
     assert master.order()[1] == 6
 
