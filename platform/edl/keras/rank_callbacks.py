@@ -18,7 +18,6 @@ callbacks that decide by what they get decide the same everywhere. What remains 
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -33,8 +32,6 @@ from edl.keras.model_loss import updating_optimizers
 from edl.keras.replica_state import ReplicaState
 from edl.keras.traced_function import host_array, read_value
 from edl.keras.user_callbacks import CallbackParams, KerasCallbacks, is_user_defined
-
-_LOG = logging.getLogger(__name__)
 
 _EPOCH_METHODS = ("on_train_begin", "on_epoch_begin")
 _STEP_METHODS = ("on_train_batch_begin", "on_batch_begin")
@@ -80,6 +77,8 @@ class RankCallbacks:
         self._rate_before: float | None = None
         self._values_before: dict[int, tuple[Any, Any]] = {}
         self._lacks_values = False
+        # The variables that the end of training has changed; None: the callbacks have not been called for it.
+        self._final_values: list[tuple[Any, Any]] | None = None
         self._has_step_methods = _defines_any(callbacks, _STEP_METHODS)
         self._has_epoch_methods = _defines_any(callbacks, _EPOCH_METHODS)
         for callback in callbacks:
@@ -219,17 +218,27 @@ class RankCallbacks:
             self._callbacks.end_test()
 
     def end_training(self) -> None:
-        """Call the callbacks at the end of training. The model was evaluated and exported before."""
-        before = self._replica.digest()
+        """Call the callbacks at the end of training; then the variables are those that ``fit`` leaves.
+
+        The rank that exports the model does so before, the others when the job is over. If it exports twice, it calls
+        them once, and gives the variables the same values again.
+        """
+        if self._final_values is not None:
+            for variable, value in self._final_values:
+                variable.value.assign(value, read_value=False)
+            return
+        before = self._replica.read_values()
         if not self._callbacks.epoch_losses[1]:
             self._callbacks.drop_epoch()
         with self._keeping_rate():
+            self._callbacks.end_epoch()
+        # As ``fit`` does: the averages of ``use_ema`` become the weights between the two.
+        self._replica.finalize()
+        with self._keeping_rate():
             self._callbacks.end_training()
-        if self._replica.digest() != before:
-            _LOG.warning(
-                "a callback changed variables in on_train_end() or in the last on_epoch_end(): neither the final "
-                "evaluation nor the export has that change"
-            )
+        self._final_values = [
+            (variable, new) for variable, old in before if not _is_same(old, new := read_value(variable))
+        ]
 
     def forget_stop(self) -> None:
         """Training went back to a step before the one after which it stopped."""
@@ -302,6 +311,7 @@ class RankCallbacks:
         self._ended_step, self._step = NO_ENDED_STEP, step
 
     def _forget_training(self) -> None:
+        self._final_values = None
         if self._has_begun:
             self._callbacks.begin_again()
             self._begun_step, self._rate, self._values_before = -1, None, {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -756,22 +755,60 @@ def test_one_rank_sends_the_values_of_an_epoch(monkeypatch: pytest.MonkeyPatch) 
     assert sent == [1]
 
 
-def test_what_the_end_of_training_changes_too_late_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    class Average(keras.callbacks.Callback):
-        def on_train_end(self, logs: Any = None) -> None:
-            self.model.set_weights([weight * 0 for weight in self.model.get_weights()])
+@pytest.mark.parametrize("use_ema", [False, True])
+def test_the_end_of_training_leaves_the_weights_of_fit(use_ema: bool) -> None:
+    """The last ``on_epoch_end``, then the averages of ``use_ema``, then ``on_train_end``; each callback once."""
+    calls: list[str] = []
 
-    own = declare(make_replica(lambda: [Average()])).own
+    class Halve(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            calls.append("epoch")
+            kernel = self.model.layers[0].kernel
+            kernel.assign(kernel / 2)
+
+        def on_train_end(self, logs: Any = None) -> None:
+            calls.append("train")
+            bias = self.model.layers[0].bias
+            bias.assign(bias + 1)
+
+    def optimizer() -> Any:
+        return keras.optimizers.SGD(0.25, use_ema=use_ema, ema_momentum=0.5)
+
+    inputs, labels = np.ones((2, 1), np.float32), np.zeros((2, 1), np.float32)
+    replica = make_replica(lambda: [Halve()], optimizer)
+    own = declare(replica).own
+    own.begin_step(0, 0)
+    replica.compute(inputs, labels)
+    replica.apply(2.0)
+    own.end_step(0, 0, 1.0, None)
+    state = replica.pack_state()
+    own.end_training()
+    weights = [each.tolist() for each in replica.model.get_weights()]
+    model = linear()
+    model.compile(optimizer(), "mse")
+    calls_of_rank = list(calls)
+    model.fit(inputs, labels, batch_size=2, callbacks=[Halve()], verbose=0)
+    assert weights == [each.tolist() for each in model.get_weights()]
+    assert calls_of_rank == ["epoch", "train"]
+    # The state that other ranks have comes back after the export. A second export has the same weights.
+    replica.unpack_state(state)
+    own.end_training()
+    assert weights == [each.tolist() for each in replica.model.get_weights()]
+    assert calls == ["epoch", "train"] * 2
+
+
+def test_training_that_goes_on_from_a_checkpoint_ends_once_more() -> None:
+    _, replica, calls = make_counting_ranks()
+    own = declare(replica).own
     own.begin_step(0, 0)
     own.end_step(0, 0, 1.0, None)
-    with caplog.at_level(logging.WARNING):
-        own.end_training()
-    assert "on_train_end" in caplog.text
-    caplog.clear()
-    quiet = declare(make_replica(lambda: [keras.callbacks.Callback()])).own
-    quiet.begin_step(0, 0)
-    quiet.end_training()
-    assert not caplog.text
+    own.end_training()
+    own.begin_again(0, ROUND, 0)
+    calls.clear()
+    own.begin_step(0, 0)
+    own.end_step(0, 0, 2.0, None)
+    own.end_training()
+    assert calls[-1] == "epoch 0 ends with 2.0"
 
 
 def two_optimizers() -> Any:

@@ -503,8 +503,18 @@ class StopAt(keras.callbacks.Callback):
         if int(self.model.optimizer.iterations) == 37:
             self.model.stop_training = True
 
+class Shrink(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if int(self.model.optimizer.iterations) == 37:
+            kernel = self.model.trainable_variables[0]
+            kernel.assign(kernel * 0.9)
+
+    def on_train_end(self, logs=None):
+        bias = self.model.trainable_variables[-1]
+        bias.assign(bias + 1.0)
+
 def callbacks():
-    return [WarmUp(), StopAt()]
+    return [WarmUp(), StopAt(), Shrink()]
 """
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from edl.keras import model_export
-from edl.keras.all_reduce_callbacks import SharedCallbacks
+from edl.keras.all_reduce_callbacks import NO_CALLBACKS, SharedCallbacks
 from edl.keras.evaluated_copy import CopiedValues
 from edl.keras.model_checkpoint_callback import model_file_path
 from edl.keras.replica_choice import AnyReplica
@@ -49,6 +49,7 @@ class ReplicaEvaluator:
         self._runtime = runtime
         self._replica = replica
         self._callbacks = callbacks.own
+        self._end_training = replica.finalize if callbacks.own is NO_CALLBACKS else callbacks.own.end_training
         self._epoch_loss = callbacks.epoch_loss
         self._read_checkpoint = read_checkpoint
         self._copies = replica.make_copy_evaluator()
@@ -121,7 +122,7 @@ class ReplicaEvaluator:
         )
         # restore_best_weights: this worker has the weights of the last step, the checkpoint the best ones.
         checkpoint = task.decode_payload()["checkpoint"] if task.payload else None
-        with self._final_weights(checkpoint):
+        with self._final_weights(checkpoint, ends_training=True):
             written = model_export.export_model(
                 replica.exportable(),
                 replica.variables.read_values(),
@@ -162,19 +163,23 @@ class ReplicaEvaluator:
         runtime.progress.finish_task(task.lease_id, json.dumps(result).encode())
 
     @contextmanager
-    def _final_weights(self, checkpoint: int | None = None) -> Iterator[None]:
+    def _final_weights(self, checkpoint: int | None = None, *, ends_training: bool = False) -> Iterator[None]:
         """The weights as ``fit`` leaves them: the averages with ``use_ema``.
 
         Afterwards the variables are what they were: a worker that joins gets the same ones from every member.
 
         Args:
             checkpoint: take those of this checkpoint; None: the present ones.
+            ends_training: call the callbacks that ``fit`` calls at its end, before the checkpoint is taken.
         """
         state = self._replica.pack_state()
         try:
+            if ends_training:
+                self._end_training()
             if checkpoint is not None:
                 self._replica.load_state(self._read_checkpoint(checkpoint))
-            self._replica.finalize()
+            if checkpoint is not None or not ends_training:
+                self._replica.finalize()
             yield
         finally:
             self._replica.unpack_state(state)
