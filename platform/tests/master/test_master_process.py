@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -298,15 +299,20 @@ def test_a_disk_that_is_full_ends_the_job_and_the_checkpoint_stays(monkeypatch: 
 
 
 def test_a_checkpoint_that_cannot_be_read_ends_the_job() -> None:
-    with in_process_job() as job:
+    every = EPOCHS * RECORDS // 2 // 2
+    with in_process_job(train=LONGER, checkpoint={"every_steps": every, "keep": 2}) as job:
+        once = threading.Lock()
 
         def damage(worker: Any) -> None:
-            for shard in job.run.checkpoints.rglob("*.safetensors"):
-                shard.write_bytes(b"damaged")
-            job.cluster.kill(next(iter(job.servers)))
+            # When the first one is on disk, and before the second one begins.
+            if list(job.run.checkpoints.glob("*/manifest.json")) and once.acquire(blocking=False):
+                for shard in job.run.checkpoints.rglob("*.safetensors"):
+                    shard.write_bytes(b"damaged")
+                job.cluster.kill(next(iter(job.servers)))
 
-        job.at_step[12] = damage
+        job.at_step.update(dict.fromkeys(range(every + 1, 2 * every), damage))
         assert job.run_master() == 0
+        assert once.locked()
         assert job.failure()["kind"] == "storage"
         assert "safetensors" in job.failure()["reason"] or "cut-" in job.failure()["reason"]
 
