@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,10 +24,12 @@ from edl.core.callback_decisions import BestCheckpoint, callbacks_from_json, cal
 from edl.core.model_files import ModelFile  # noqa: E402
 from edl.core.rank_state import NOT_BEGUN, CallbackEpoch  # noqa: E402
 from edl.jobfile.loader import load_job_text  # noqa: E402
+from edl.keras import model_export  # noqa: E402
 from edl.keras.all_reduce_callbacks import SharedCallbacks, declare_training_callbacks  # noqa: E402
 from edl.keras.model_checkpoint_callback import model_file_path  # noqa: E402
 from edl.keras.model_contract import ModelModule  # noqa: E402
 from edl.keras.replica import ModelReplica  # noqa: E402
+from edl.worker.allreduce.replica_evaluator import ReplicaEvaluator  # noqa: E402
 
 ROUND = (1, 2)
 """In which training begins again."""
@@ -795,6 +798,44 @@ def test_the_end_of_training_leaves_the_weights_of_fit(use_ema: bool) -> None:
     own.end_training()
     assert weights == [each.tolist() for each in replica.model.get_weights()]
     assert calls == ["epoch", "train"] * 2
+
+
+@pytest.mark.parametrize("has_callbacks", [False, True])
+def test_an_export_has_the_end_of_training_and_the_rank_has_its_state_afterwards(
+    has_callbacks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Fill(keras.callbacks.Callback):
+        def on_train_end(self, logs: Any = None) -> None:
+            self.model.set_weights([weight * 0 + 7 for weight in self.model.get_weights()])
+
+    exported: list[float] = []
+
+    def export_model(model: Any, values: Any, *where: Any) -> dict[str, Any]:
+        exported.append(float(values.max()))
+        return {"loading": None}
+
+    monkeypatch.setattr(model_export, "export_model", export_model)
+    replica = make_replica(
+        lambda: [Fill()] if has_callbacks else [],
+        lambda: keras.optimizers.SGD(0.125, use_ema=True, ema_momentum=0.5),
+    )
+    callbacks = declare(replica)
+    for step in range(2):
+        callbacks.own.begin_step(step, 0)
+        replica.compute(np.ones((2, 1), np.float32), np.zeros((2, 1), np.float32))
+        replica.apply(2.0)
+        callbacks.own.end_step(step, 0, 1.0, None)
+    before = replica.digest()
+    runtime: Any = SimpleNamespace(
+        spec=SimpleNamespace(export=None),
+        identity=SimpleNamespace(run_dir=tmp_path),
+        progress=SimpleNamespace(finish_task=lambda *_: None),
+    )
+    evaluator = ReplicaEvaluator(runtime, replica, callbacks, lambda cut: {})
+    evaluator.export(cast(Any, SimpleNamespace(payload=b"", lease_id=1)))
+    # The kernel is 0.75 after the first step and 0.625 after the second one; the bias is below zero.
+    assert exported == [7.0 if has_callbacks else 0.6875]
+    assert replica.digest() == before
 
 
 def test_training_that_goes_on_from_a_checkpoint_ends_once_more() -> None:
