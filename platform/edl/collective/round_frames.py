@@ -63,7 +63,6 @@ class RoundHeader:
     element: int = 0
 
     def encode(self) -> bytes:
-        """Return the header's bytes."""
         return _HEADER.pack(
             FRAME_MAGIC,
             PROTOCOL_VERSION,

@@ -81,7 +81,6 @@ class PendingPodRequests:
         return len(self._pending[role])
 
     def pending_indices(self, role: Role) -> KeysView[int]:
-        """The pod indices with a pending request for a role."""
         return self._pending[role].keys()
 
     def add_request(self, name: PodKey, options: PodOptions, now: float) -> None:

@@ -22,7 +22,7 @@ _LEAVING_REASON = "a previous master told it to leave"
 
 
 def handle_pod_changed(state: JobState, event: PodChanged, now: float) -> None:
-    """Handle a change of a pod's state."""
+    """The cluster reports a pod: note when it starts or leaves, and what follows from its end."""
     status = event.pod
     known = state.pods.by_uid.get(status.uid)
     had_run = known is not None and known.has_run

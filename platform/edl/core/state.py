@@ -382,7 +382,6 @@ class JobState:
         return sorted(leases, key=lambda item: item[1].number)
 
     def next_lease_number(self) -> int:
-        """The number that the next lease gets."""
         return (self.incarnation << LEASE_COUNTER_BITS) + self.lease_counter + 1
 
     def oldest_training_lease(self) -> int:

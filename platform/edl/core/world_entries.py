@@ -74,7 +74,7 @@ def committed_entry(committed: StepsCommitted, loss: float | None) -> StepsAppli
 
 
 def apply_announced_entry(rounds: WorldRounds, entry: WorldAnnounced) -> None:
-    """Apply that a round was announced."""
+    """Replay from the journal that a round was announced, and the checkpoint that it begins with."""
     number = RoundId(entry.incarnation, entry.round)
     left = tuple(entry.left or ())
     rounds.apply_announced(

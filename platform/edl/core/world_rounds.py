@@ -575,7 +575,6 @@ class WorldRounds:
     # ------------------------------------------------------------------------------- effects of entries
 
     def apply_announced(self, entry: RoundAnnounced) -> None:
-        """Apply a round that was announced."""
         self.left_at_boundary.update(entry.left)
         self.round, self.members, self.base_step, self.holders = entry.round, entry.members, entry.step, entry.holders
         self.joined = (self.joined | set(entry.joined)) & set(entry.members)

@@ -88,7 +88,7 @@ def holds_images(folder: Path) -> bool:
 
 
 def contains_images(files: Iterable[Path]) -> bool:
-    """Whether any of the files is an image."""
+    """Whether a file has the name of an image; no file is opened."""
     return any(is_image(file.name) for file in files)
 
 

@@ -83,7 +83,6 @@ class MixedReader:
         return reader.read(name, start, end) if on_corrupt is None else reader.read(name, start, end, on_corrupt)
 
     def blocks(self, source: str) -> BlockSizes:
-        """The blocks of one source."""
         _, reader, name = self._places[source]
         return reader.blocks(name)  # type: ignore[attr-defined,no-any-return]
 

@@ -707,7 +707,6 @@ class RemotePath:
             return stream.read()
 
     def is_file(self) -> bool:
-        """Whether it is a file."""
         if self._kind is None:
             with suppress(BadInputError):
                 self.stat()

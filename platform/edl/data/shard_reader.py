@@ -35,7 +35,6 @@ class ShardTask:
 
     @property
     def shard_name(self) -> str:
-        """The name of the shard."""
         return self.shard.name
 
     @property

@@ -378,7 +378,6 @@ class _SqlSource:
         return list(connection.execute(query if limit is None else query.limit(limit)).all())
 
     def read_block(self, number: int) -> RowGroup:
-        """The rows of a block."""
         last = self._last
         if last is not None and last[0] == number:
             return last[1]

@@ -174,7 +174,6 @@ class ReadContext:
         return ReadContext(f"{self.field_path}.{name}" if self.field_path else name, self.problems)
 
     def enter_items(self, nodes: list[DocumentNode]) -> Iterator[tuple[DocumentNode, ReadContext]]:
-        """The items of a list, each with its context."""
         for index, node in enumerate(nodes):
             yield node, ReadContext(f"{self.field_path}[{index}]", self.problems)
 

@@ -80,7 +80,7 @@ def write_metrics(run: RunDirectory, weights: RunWeights, summary: Summary) -> N
 
 
 def write_summary(run: RunDirectory, summary: Summary) -> None:
-    """Write the run's summary."""
+    """Replace ``summary.json``; a storage error is logged and not raised."""
     _log_storage_errors(lambda: write_json(run.summary, to_json(summary)))
 
 

@@ -96,7 +96,7 @@ class PodImageError(BadInputError):
 
 
 def render_helper_pod(helper_spec: HelperPodSpec, name: str) -> Manifest:
-    """The manifest of the pod."""
+    """A pod without rights that sleeps, for commands that ``edl`` runs in it, until its lifetime ends."""
     labels = {
         "app.kubernetes.io/name": "edl",
         "app.kubernetes.io/component": "data",

@@ -60,7 +60,6 @@ class CutState(Generic[CopyT]):
             self._included_steps = included_steps
 
     def must_wait(self, lease: int, step: int) -> bool:
-        """Whether a step must wait."""
         # Steps below belong to the cut: another server has them, so this one needs them in its
         # copy.
         return self._paused_cut > 0 and step >= self._included_steps.get(lease, 0)

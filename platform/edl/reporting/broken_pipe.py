@@ -32,7 +32,6 @@ class PipeSafeRenderer:
         self._call_renderer(lambda: self._renderer.__exit__(*given))
 
     def show_plan(self, run_info: RunInfo) -> None:
-        """Show the plan of the run."""
         self._call_renderer(lambda: self._renderer.show_plan(run_info))
 
     def show_event(self, event: JobEvent, progress: RunProgress) -> None:

@@ -215,9 +215,7 @@ class RunInfo(Protocol):
         ...
 
     @property
-    def run_id(self) -> str:
-        """The run's id."""
-        ...
+    def run_id(self) -> str: ...
 
     @property
     def logs(self) -> str | None:

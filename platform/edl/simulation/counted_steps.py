@@ -51,7 +51,6 @@ class LeasedRange:
         return -(-(self.record_range[3] - self.record_range[2]) // self.minibatch)
 
     def first_steps(self, count: int) -> list[CountedStep]:
-        """The first ``count`` steps."""
         epoch, source, start, end = self.record_range
         edges = [(k, start + k * self.minibatch) for k in range(count)]
         return [

@@ -24,7 +24,7 @@ from edl.sql_jobs.estimators import ESTIMATORS, choose_estimator
 from edl.sql_jobs.job_document import job_fields, job_name, set_field
 from edl.sql_jobs.job_settings import REFIT_SETTING
 from edl.sql_jobs.statement_folders import refuse_attributes, take_metrics, take_probabilities
-from edl.sql_jobs.statement_parser import statement_error
+from edl.sql_jobs.statement_parser import StatementError
 from edl.sql_jobs.statements import (
     EvaluateStatement,
     ExplainStatement,
@@ -205,7 +205,7 @@ def require_job(statement: Statement) -> JobStatement:
         refuse_attributes(statement.attributes)
         return statement
     if isinstance(statement, QueryStatement):
-        raise statement_error(
+        raise StatementError(
             "a query makes no job, and runs on this machine only",
             statement.select.place,
             "leave out --submit; edl data cp brings a copy of a file of SQLite or DuckDB back",

@@ -25,7 +25,7 @@ from edl.sql_jobs.column_plan import (
     vector_size,
     with_null_text,
 )
-from edl.sql_jobs.statement_parser import statement_error
+from edl.sql_jobs.statement_parser import StatementError
 from edl.sql_jobs.statements import AttributeValue, ColumnCall, ColumnExpression, ColumnName
 
 _STATED = "COLUMN says so"
@@ -64,7 +64,7 @@ def override_columns(plan: ColumnPlan, columns: Mapping[str, Sequence[ColumnExpr
     for part, expressions in columns.items():
         known = part.lower() in _PARTS
         if not known or (part and _PARTS[part.lower()] == "wide" and estimator != "wide_and_deep"):
-            raise statement_error(
+            raise StatementError(
                 f"{estimator} has no part {part}",
                 expressions[0].place,
                 "wide_and_deep has the parts wide and deep; write COLUMN without FOR for other models",
@@ -83,7 +83,7 @@ def _require_parts(stated: Sequence[FeaturePlan], columns: Mapping[str, Sequence
     """Refuse a part of ``wide_and_deep`` that gets no column."""
     for part in ("deep", "wide"):
         if not any(each.part in ("", part) for each in stated):
-            raise statement_error(
+            raise StatementError(
                 f"the part {part} gets no column",
                 next(iter(columns.values()))[0].place,
                 f"add COLUMN … FOR {part}, or leave FOR out: then both parts get all columns",
@@ -106,17 +106,17 @@ def _plan_expression(expression: ColumnExpression, facts: Mapping[str, ColumnFac
 def _take_column(wanted: ColumnName, facts: Mapping[str, ColumnFacts], plan: ColumnPlan) -> ColumnFacts:
     column = find_column(facts, wanted)
     if column.name == plan.label.name:
-        raise statement_error(f"{column.name} is the label, which the model must not see", wanted.place)
+        raise StatementError(f"{column.name} is the label, which the model must not see", wanted.place)
     if not column.count or column.kind == "other":
         reason = "has only NULL" if not column.count else f"is {column.type_name}, which no model takes"
-        raise statement_error(f"the column {column.name} {reason}", wanted.place)
+        raise StatementError(f"the column {column.name} {reason}", wanted.place)
     return column
 
 
 def _check_size(facts: ColumnFacts, expression: ColumnExpression) -> None:
     """Refuse numbers that cannot be scaled."""
     if is_too_large(facts):
-        raise statement_error(
+        raise StatementError(
             f"the column {facts.name} has numbers from {facts.minimum:g} to {facts.maximum:g}, too large for float32",
             expression.place,
             "divide it in the query, or take its logarithm",
@@ -168,7 +168,7 @@ class _ColumnFunction:
         argument = self._argument(number)
         if isinstance(argument, ColumnCall):
             if argument.function in ("NUMERIC", "EMBEDDING", "INDICATOR"):
-                raise statement_error(
+                raise StatementError(
                     f"{self._call.function} takes a category, and {argument.function} makes none",
                     argument.place,
                     f"write {_USAGES[self._call.function]}",
@@ -192,14 +192,14 @@ class _ColumnFunction:
         column = self._column(0, numeric=source is IdSource.IDENTITY)
         bins = self._whole_number(1, least=2)
         if source is IdSource.IDENTITY and _has_fractions(column):
-            raise statement_error(
+            raise StatementError(
                 f"CATEGORY_ID takes whole numbers, and the column {column.name} has others",
                 self._call.place,
                 f"write BUCKET({column.name}, […]), or CAST it to an integer in the query",
             )
         if source is IdSource.IDENTITY and not 0 <= column.minimum <= column.maximum < bins:
             wanted = f"CATEGORY_ID({column.name}, {column.maximum + 1:.0f})"
-            raise statement_error(
+            raise StatementError(
                 f"CATEGORY_ID takes whole numbers from 0 to {bins - 1}, and the column {column.name} has "
                 f"{column.minimum:.0f} to {column.maximum:.0f}",
                 self._call.place,
@@ -218,7 +218,7 @@ class _ColumnFunction:
             raise self._error()
         boundaries = tuple(float(each) for each in listed if isinstance(each, int | float))
         if list(boundaries) != sorted(set(boundaries)):
-            raise statement_error("the boundaries of BUCKET must ascend", self._call.place)
+            raise StatementError("the boundaries of BUCKET must ascend", self._call.place)
         return FeaturePlan((column,), ColumnUse.ONE_HOT, _STATED, ids=IdSource.RANGES, boundaries=(boundaries,))
 
     def _cross(self) -> FeaturePlan:
@@ -267,7 +267,7 @@ class _ColumnFunction:
             raise self._error()
         column = _take_column(argument, self._facts, self._plan)
         if numeric and column.kind == "text":
-            raise statement_error(
+            raise StatementError(
                 f"{self._call.function} takes a number, and the column {column.name} is {column.type_name}",
                 argument.place,
                 "convert it in the query: CAST(... AS DOUBLE PRECISION)",
@@ -282,7 +282,7 @@ class _ColumnFunction:
 
     def _error(self) -> BadInputError:
         function = self._call.function
-        return statement_error(f"{function} has wrong arguments", self._call.place, f"write {_USAGES[function]}")
+        return StatementError(f"{function} has wrong arguments", self._call.place, f"write {_USAGES[function]}")
 
 
 def _look_up(column: ColumnFacts) -> FeaturePlan:

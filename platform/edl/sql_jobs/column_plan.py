@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from edl.core.short_list import format_short_list
-from edl.sql_jobs.statement_parser import statement_error
+from edl.sql_jobs.statement_parser import StatementError
 from edl.sql_jobs.statements import Attribute, ColumnName
 
 MOST_WORDS = 1000
@@ -213,7 +213,7 @@ def find_column(columns: Mapping[str, ColumnT], wanted: ColumnName) -> ColumnT:
     # As it has to be written.
     meant = [name if re.fullmatch(r"\w+", name) else f'"{name}"' for name in near]
     hint = f"did you mean {meant[0]}? " if meant else ""
-    raise statement_error(
+    raise StatementError(
         f"the query has no column {wanted.name}", wanted.place, f"{hint}It has {list_names(tuple(columns))}"
     )
 
@@ -254,7 +254,7 @@ def check_features(plan: ColumnPlan, label: ColumnName) -> None:
     if not plan.used:
         reasons = [f"{each.name}: {each.reason}" for each in plan.features[:_NAMES_LISTED]]
         dropped = "; ".join(reasons) or "the query has no other column"
-        raise statement_error(f"no column is left to predict {plan.label.name} from: {dropped}", label.place)
+        raise StatementError(f"no column is left to predict {plan.label.name} from: {dropped}", label.place)
 
 
 def plan_label(facts: ColumnFacts, label: ColumnName, quote: Callable[[str], str] = str) -> LabelPlan:
@@ -264,26 +264,26 @@ def plan_label(facts: ColumnFacts, label: ColumnName, quote: Callable[[str], str
         BadInputError: the label has NULLs, only one value, or too many different texts.
     """
     if not facts.count + facts.missing:
-        raise statement_error("the query has no rows", label.place, "nothing can be learnt from it")
+        raise StatementError("the query has no rows", label.place, "nothing can be learnt from it")
     if facts.missing:
         what = "only NULL" if not facts.count else f"{facts.missing:,} NULLs"
         hint = "choose another column" if not facts.count else f"add WHERE {quote(facts.name)} IS NOT NULL to the query"
-        raise statement_error(f"the label {facts.name} has {what}", label.place, hint)
+        raise StatementError(f"the label {facts.name} has {what}", label.place, hint)
     if facts.kind in ("date", "other"):
-        raise statement_error(
+        raise StatementError(
             f"the label {facts.name} is {facts.type_name}, which no model predicts",
             label.place,
             "make it a number or a text in the query",
         )
     if facts.distinct < 2:
         value = facts.values[0][0] if facts.values else ""
-        raise statement_error(
+        raise StatementError(
             f"the label {facts.name} has one value, {value!r}: there is nothing to learn",
             label.place,
             "choose another column, or rows with different values",
         )
     if facts.kind == "text" and any(len(value.encode()) > _LONGEST_CLASS for value, _ in facts.values):
-        raise statement_error(
+        raise StatementError(
             f"the label {facts.name} has texts of more than {_LONGEST_CLASS} bytes",
             label.place,
             "make short names of them in the query",
@@ -292,14 +292,14 @@ def plan_label(facts: ColumnFacts, label: ColumnName, quote: Callable[[str], str
         return _plan_classes(facts, LabelKind.BINARY, "it has two values")
     if facts.kind == "text":
         if facts.distinct > MOST_CLASSES:
-            raise statement_error(
+            raise StatementError(
                 f"the label {facts.name} has {facts.distinct:,} different texts, more than {MOST_CLASSES}",
                 label.place,
                 "choose a column with fewer values, or group them in the query",
             )
         return _plan_classes(facts, LabelKind.CLASSES, f"it has {facts.distinct} different texts")
     if facts.deviation > MOST_DEVIATION:
-        raise statement_error(
+        raise StatementError(
             f"the label {facts.name} has numbers from {facts.minimum:g} to {facts.maximum:g}, which are too large "
             "for float32",
             label.place,
@@ -325,7 +325,7 @@ def check_class_weight(wanted: Attribute) -> None:
     """
     # Without quotes, none is read as NULL.
     if wanted.value not in ("balanced", "none", None):
-        raise statement_error(f"{CLASS_WEIGHT} is balanced or none", wanted.place)
+        raise StatementError(f"{CLASS_WEIGHT} is balanced or none", wanted.place)
 
 
 def _weigh_classes(label: LabelPlan, wanted: Attribute | None) -> LabelPlan:
@@ -338,7 +338,7 @@ def _weigh_classes(label: LabelPlan, wanted: Attribute | None) -> LabelPlan:
         check_class_weight(wanted)
     if label.kind is LabelKind.NUMBER:
         if wanted is not None:
-            raise statement_error(f"{label.name} is a number and has no classes", wanted.place, "leave it out")
+            raise StatementError(f"{label.name} is a number and has no classes", wanted.place, "leave it out")
         return label
     counts = dict(label.facts.values)
     shares = {value: counts[value] / label.facts.count for value in label.classes}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
-from edl.sql_jobs.statement_parser import statement_error
+from edl.sql_jobs.statement_parser import StatementError
 from edl.sql_jobs.statements import TrainStatement
 from edl.sql_jobs.user_module import find_user_module
 
@@ -38,13 +38,13 @@ def choose_estimator(statement: TrainStatement) -> tuple[str, str]:
         return _ESTIMATOR_NAMES[wanted], "TO TRAIN names it"
     place = statement.estimator_place or statement.into.place
     if wanted.startswith(_TREES):
-        raise statement_error(f"{statement.estimator} is no Keras model, and EDL trains no trees", place, _USE_INSTEAD)
+        raise StatementError(f"{statement.estimator} is no Keras model, and EDL trains no trees", place, _USE_INSTEAD)
     module = find_user_module(statement, _ESTIMATOR_NAMES)
     if module is not None:
         return module.definition, "TO TRAIN names this module"
     near = get_close_matches(wanted, _ESTIMATOR_NAMES, 1)
     hint = f"did you mean {_ESTIMATOR_NAMES[near[0]]}? " if near else ""
-    raise statement_error(
+    raise StatementError(
         f"there is no model {statement.estimator}",
         place,
         f"{hint}There are {', '.join(ESTIMATORS)}; a module of yours is named as my_module.py",

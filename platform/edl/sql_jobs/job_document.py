@@ -13,7 +13,7 @@ from edl.jobfile.loader import read_job_tree
 from edl.sql_jobs.column_plan import ColumnPlan, LabelKind
 from edl.sql_jobs.estimators import ESTIMATORS, choose_estimator
 from edl.sql_jobs.job_settings import field_value, read_settings
-from edl.sql_jobs.statement_parser import statement_error
+from edl.sql_jobs.statement_parser import StatementError
 from edl.sql_jobs.statements import Attribute, TrainStatement
 from edl.sql_jobs.training_settings import TrainingSettings
 
@@ -35,7 +35,7 @@ def job_document(name: str, plan: ColumnPlan, settings: TrainingSettings, label:
     if (wanted := settings.fields.get("train.minibatch_size")) is not None and isinstance(wanted.value, int):
         minibatch = max(1, wanted.value)
         if minibatch > rows:
-            raise statement_error(
+            raise StatementError(
                 f"train.minibatch_size is {minibatch:,}, and there are {rows:,} rows to train on",
                 wanted.place,
                 "lower it, or leave it out",
@@ -118,7 +118,7 @@ def _set_fields(document: dict[str, Any], fields: Mapping[str, Attribute]) -> No
         for problem in error.problems:
             for name, attribute in fields.items():
                 if problem.field_path.startswith(name):
-                    raise statement_error(f"{name}: {problem.message}", attribute.place, problem.hint) from None
+                    raise StatementError(f"{name}: {problem.message}", attribute.place, problem.hint) from None
         raise
 
 

@@ -17,7 +17,7 @@ from edl.jobfile.scalar_types import AnyJsonType, MappingType, NullableType
 from edl.jobfile.section_type import section_fields
 from edl.sql_jobs.column_plan import CLASS_WEIGHT, ColumnPlan, LabelKind, check_class_weight
 from edl.sql_jobs.estimators import ESTIMATORS, MODEL_ARGUMENTS
-from edl.sql_jobs.statement_parser import statement_error
+from edl.sql_jobs.statement_parser import StatementError
 from edl.sql_jobs.statements import Attribute, AttributeValue, SelectQuery, TrainStatement
 from edl.sql_jobs.stream_key import KEY_SETTING
 from edl.sql_jobs.user_module import COLUMNS_MODULE, ZOO_SETTING, UserModule, find_user_module
@@ -91,7 +91,7 @@ def read_settings(statement: TrainStatement, estimator: str) -> StatementSetting
     for written, attribute in statement.attributes.items():
         known = edl_name(written)
         if module is None and names.setdefault(known, written) != written:
-            raise statement_error(
+            raise StatementError(
                 f"{names[known]} and {written} are one setting, {known}", attribute.place, "leave out one of them"
             )
         section, _, rest = known.partition(".")
@@ -118,7 +118,7 @@ def read_settings(statement: TrainStatement, estimator: str) -> StatementSetting
         elif known == "optimizer.name":
             optimizer = _find_optimizer(attribute)
         elif known == "optimizer":
-            raise statement_error(
+            raise StatementError(
                 "there is no setting optimizer",
                 attribute.place,
                 "write optimizer.name='Adam', or optimizer.learning_rate=0.01",
@@ -144,7 +144,7 @@ def _find_optimizer(attribute: Attribute) -> str:
     names = {each.lower(): each for each in OPTIMIZERS}
     name = names.get(str(attribute.value).lower())
     if name is None:
-        raise statement_error(
+        raise StatementError(
             f"there is no optimizer {attribute.value}", attribute.place, f"there are {', '.join(OPTIMIZERS)}"
         )
     return name
@@ -161,7 +161,7 @@ def _check_value(written: str, argument: str, attribute: Attribute) -> object:
     """The value of an argument of the model or of the optimizer, if it can be one."""
     is_possible, what = _VALUES[argument]
     if not is_possible(attribute.value):
-        raise statement_error(f"{written} is {what}", attribute.place)
+        raise StatementError(f"{written} is {what}", attribute.place)
     return field_value(attribute.value)
 
 
@@ -213,13 +213,13 @@ def _check_module(module: UserModule, statement: TrainStatement) -> None:
     module.check_arguments(arguments, statement.estimator_place or statement.into.place)
     for name, attribute in given.items():
         if name == CLASS_WEIGHT:
-            raise statement_error(
+            raise StatementError(
                 f"{module.definition} has a loss of its own, in which {name} has no effect",
                 attribute.place,
                 "leave it out, and weigh the classes in the module",
             )
         if (name.startswith("optimizer.") or name == "model.optimizer") and not module.takes("optimizer"):
-            raise statement_error(
+            raise StatementError(
                 f"{module.definition} has an optimizer of its own",
                 attribute.place,
                 f"leave out {name}, or write in the module: from {COLUMNS_MODULE} import optimizer",
@@ -228,13 +228,13 @@ def _check_module(module: UserModule, statement: TrainStatement) -> None:
 
 def _take_share(attribute: Attribute) -> float:
     if not isinstance(attribute.value, float) or not 0 < attribute.value < 1:
-        raise statement_error("validation.share is a number between 0 and 1, such as 0.2", attribute.place)
+        raise StatementError("validation.share is a number between 0 and 1, such as 0.2", attribute.place)
     return attribute.value
 
 
 def _take_validation(attribute: Attribute) -> SelectQuery:
     if not isinstance(attribute.value, str) or not attribute.value.strip():
-        raise statement_error(f"{VALIDATION_SELECT} is a query in quotes", attribute.place)
+        raise StatementError(f"{VALIDATION_SELECT} is a query in quotes", attribute.place)
     return SelectQuery(attribute.value, attribute.place)
 
 
@@ -248,7 +248,7 @@ def find_validation_query(statement: TrainStatement) -> SelectQuery | None:
     if attribute is None:
         return None
     if _VALIDATION_SHARE in statement.attributes:
-        raise statement_error(f"{_VALIDATION_SHARE} is set, too", attribute.place, "leave out one of them")
+        raise StatementError(f"{_VALIDATION_SHARE} is set, too", attribute.place, "leave out one of them")
     return _take_validation(attribute)
 
 
@@ -265,7 +265,7 @@ def find_metrics(attribute: Attribute, kind: LabelKind) -> tuple[str, ...]:
     for name in filter(None, ",".join(map(str, given)).replace(" ", "").split(",")):
         metrics.append(name.lower().replace("_", ""))
         if metrics[-1] not in known:
-            raise statement_error(
+            raise StatementError(
                 f"there is no metric {name} for {kind}",
                 attribute.place,
                 f"leave out {METRICS_SETTING}: EDL computes {', '.join(known)}",
@@ -288,7 +288,7 @@ def check_label_settings(statement: TrainStatement, plan: ColumnPlan) -> None:
 
 def _check_classes(attribute: Attribute, plan: ColumnPlan) -> None:
     if attribute.value != len(plan.label.classes):
-        raise statement_error(
+        raise StatementError(
             f"model.n_classes is {attribute.value!r}, and the label has {len(plan.label.classes)} classes",
             attribute.place,
             "leave it out: EDL counts them",
@@ -298,7 +298,7 @@ def _check_classes(attribute: Attribute, plan: ColumnPlan) -> None:
 def _unknown(name: str, attribute: Attribute, known: list[str], whose: str) -> Exception:
     near = get_close_matches(name, known, 1)
     hint = f"did you mean {near[0]}? " if near else ""
-    return statement_error(
+    return StatementError(
         f"{whose} has no setting {name}", attribute.place, f"{hint}It has {', '.join(known) or 'none'}"
     )
 
@@ -307,7 +307,7 @@ def _check_field(written: str, name: str, attribute: Attribute) -> None:
     """Refuse what is no field of a job file, or one that ``edl sql`` writes itself."""
     known = list(_field_names(JobSpec))
     if name.partition(".")[0] in _WRITTEN or name in ("model.definition", "model.zoo"):
-        raise statement_error(f"{written} is set by the statement itself", attribute.place)
+        raise StatementError(f"{written} is set by the statement itself", attribute.place)
     # Below a field of free names, such as pod.env.X, everything may be a name.
     if any(name == each or (each.endswith(".*") and name.startswith(each[:-1])) for each in known):
         return
@@ -323,7 +323,7 @@ def _check_field(written: str, name: str, attribute: Attribute) -> None:
     ]
     near = get_close_matches(name, choices, 1) or [each for each in choices if each.rpartition(".")[2] == name][:1]
     hint = f"did you mean {near[0]}? " if near else ""
-    raise statement_error(
+    raise StatementError(
         f"there is no setting {written}",
         attribute.place,
         f"{hint}There are fields of the job file, model.*, optimizer.* and {_VALIDATION_SHARE}",

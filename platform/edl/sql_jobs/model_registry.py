@@ -24,7 +24,7 @@ from uuid import uuid4
 from edl.api.errors import BadInputError, StorageError
 from edl.sql_jobs.column_plan import list_names
 from edl.sql_jobs.model_inputs import InputColumn, ModelInputs
-from edl.sql_jobs.statement_parser import statement_error
+from edl.sql_jobs.statement_parser import StatementError
 from edl.sql_jobs.statements import ModelName
 from edl.sql_jobs.undefined_metrics import Metrics, format_metric
 
@@ -114,7 +114,6 @@ class ModelRegistry:
         self.folder = chosen.expanduser().absolute()  # jobs have working folders of their own
 
     def list_names(self) -> list[str]:
-        """The names of the models."""
         if not self.folder.is_dir():
             return []
         names = sorted(unquote(path.name) for path in self.folder.iterdir() if not path.name.startswith("."))
@@ -155,11 +154,11 @@ class ModelRegistry:
             near = get_close_matches(wanted.name, known, 1)
             hint = f"did you mean {near[0]}? " if near else ""
             there = f"models there: {list_names(known)}" if known else f"{self.folder} has none"
-            raise statement_error(f"there is no model {wanted.name}", wanted.place, f"{hint}{there}")
+            raise StatementError(f"there is no model {wanted.name}", wanted.place, f"{hint}{there}")
         if wanted.version is None:
             return versions
         if wanted.version not in versions:
-            raise statement_error(
+            raise StatementError(
                 f"the model {wanted.name} has no version {wanted.version}",
                 wanted.place,
                 f"it has {', '.join(map(str, versions))}",
@@ -174,13 +173,13 @@ class ModelRegistry:
             StorageError: the folder of models cannot be written.
         """
         if len(self._model_folder(wanted.name).name.encode()) > _LONGEST_FOLDER:
-            raise statement_error(
+            raise StatementError(
                 "the name of the model is too long",
                 wanted.place,
                 f"at most {_LONGEST_FOLDER} letters; others than those of English count several times",
             )
         if (versions := self.versions(wanted.name)) and not replace_model:
-            raise statement_error(
+            raise StatementError(
                 f"the model {wanted.name} exists, with version {versions[-1]}",
                 wanted.place,
                 "choose another name; or --replace makes a new version, and keeps the old ones",

@@ -46,7 +46,7 @@ from edl.sql_jobs.query_errors import QueryError
 from edl.sql_jobs.query_extraction import ExtractedColumn, ExtractedRows, OnProgress, extract_query
 from edl.sql_jobs.row_statistics import collect_facts, kind_of, read_column_batches, to_text
 from edl.sql_jobs.row_stream import STREAM_MODULE, RowOrigin, StreamedRows, survey_rows, write_stream
-from edl.sql_jobs.statement_parser import statement_error
+from edl.sql_jobs.statement_parser import StatementError
 from edl.sql_jobs.statements import (
     Attribute,
     ColumnName,
@@ -344,7 +344,7 @@ def prepare_explain(
     """
     inputs = model.model_inputs
     if len(columns := {each.column for each in inputs.inputs}) > MOST_COLUMNS:
-        raise statement_error(
+        raise StatementError(
             f"{model.name}@{model.version} has {len(columns):,} columns, "
             f"and TO EXPLAIN shuffles {MOST_COLUMNS:,} at most",
             statement.model.place,
@@ -357,7 +357,7 @@ def prepare_explain(
     form = replace(_row_form(model, label), inputs=inputs.one_by_one())
     prepare_prediction(rows.files, form, folder / "all")
     if form.kind is LabelKind.NUMBER and len(find_different(read_labels(folder / "all", inputs.label))) < 2:
-        raise statement_error(
+        raise StatementError(
             f"the label {label} has one value in these rows",
             statement.select.place,
             "choose rows with different values: R2, which says how much columns matter, is undefined without",
@@ -429,11 +429,11 @@ def _at_place(error: BadInputError, select: SelectQuery) -> EdlError:
     if not isinstance(error, QueryError):
         # Of the query as a whole, or of one of its columns.
         is_predicate = error.message.startswith(("is ", "has "))
-        return statement_error(f"the query {error.message}" if is_predicate else error.message, place, error.hint)
+        return StatementError(f"the query {error.message}" if is_predicate else error.message, place, error.hint)
     if error.line is not None and error.column is not None:
         column = error.column + (place.column - 1 if error.line == 1 else 0)
         place = TextPosition(place.line + error.line - 1, column)
-    return statement_error(error.message, place, error.hint)
+    return StatementError(error.message, place, error.hint)
 
 
 def check_rows(rows: ExtractedRows | StreamedRows, select: SelectQuery, least: int) -> None:
@@ -444,7 +444,7 @@ def check_rows(rows: ExtractedRows | StreamedRows, select: SelectQuery, least: i
     """
     if rows.rows < least:
         what = "no rows" if not rows.rows else "one row only"
-        raise statement_error(f"the query has {what}", select.place, "check its WHERE and its tables")
+        raise StatementError(f"the query has {what}", select.place, "check its WHERE and its tables")
 
 
 def find_label(model: ModelDescription, rows: ExtractedRows, named: ColumnName | None, select: SelectQuery) -> str:
@@ -456,14 +456,14 @@ def find_label(model: ModelDescription, rows: ExtractedRows, named: ColumnName |
     wanted = named or ColumnName(model.label, select.place)
     label = find_column({each.name: each for each in rows.columns}, wanted)
     if label.nulls:
-        raise statement_error(
+        raise StatementError(
             f"the label {label.name} has {label.nulls:,} NULLs",
             wanted.place,
             f"add WHERE {_quote_name(rows, label.name)} IS NOT NULL to the query",
         )
     unknown = _unknown_classes(model, rows, label.name)
     if unknown:
-        raise statement_error(
+        raise StatementError(
             f"the label {label.name} has {list_names([repr(each) for each in unknown])}, "
             f"which {'are no classes' if len(unknown) > 1 else 'is no class'} of the model",
             wanted.place,
@@ -496,7 +496,7 @@ def refuse_attributes(attributes: Mapping[str, Attribute]) -> None:
         BadInputError: there is a setting.
     """
     for name, attribute in attributes.items():
-        raise statement_error(
+        raise StatementError(
             f"there is no setting {name} here",
             attribute.place,
             "WITH belongs to TO TRAIN, TO EVALUATE and TO PREDICT; leave it out",
@@ -520,15 +520,15 @@ def take_probabilities(
     for name, attribute in statement.attributes.items():
         if name != _PROBABILITIES:
             near = f"there is {_PROBABILITIES}=true"
-            raise statement_error(f"there is no setting {name} here", attribute.place, near)
+            raise StatementError(f"there is no setting {name} here", attribute.place, near)
         if not isinstance(attribute.value, bool):
-            raise statement_error(f"{_PROBABILITIES} is true or false", attribute.place)
+            raise StatementError(f"{_PROBABILITIES} is true or false", attribute.place)
         if attribute.value and model is not None and not model.classes:
-            raise statement_error(f"{model.name}@{model.version} predicts a number, no classes", attribute.place)
+            raise StatementError(f"{model.name}@{model.version} predicts a number, no classes", attribute.place)
         classes = model.classes if attribute.value and ignores_case and model is not None else ()
         alike = [each for each in classes if [other.lower() for other in classes].count(each.lower()) > 1]
         if alike:
-            raise statement_error(
+            raise StatementError(
                 f"the classes {list_names([repr(each) for each in alike])} differ only in capital letters, and so "
                 "would columns, which this database takes for one",
                 attribute.place,
@@ -552,7 +552,7 @@ def take_metrics(statement: EvaluateStatement, model: ModelDescription | None = 
     for name, attribute in statement.attributes.items():
         if name != METRICS_SETTING:
             near = f"there is {METRICS_SETTING}='accuracy'"
-            raise statement_error(f"there is no setting {name} here", attribute.place, near)
+            raise StatementError(f"there is no setting {name} here", attribute.place, near)
         if model is not None:
             metrics = find_metrics(attribute, LabelKind[model.label_kind])
     return metrics
@@ -638,7 +638,7 @@ def _at_table(table: TableName) -> Iterator[None]:
         yield
     except BadInputError as error:
         hint = f"{error.hint} (--replace)" if isinstance(error, TableExistsError) else error.hint
-        raise statement_error(f"{table}: {error.message}", table.place, hint) from error
+        raise StatementError(f"{table}: {error.message}", table.place, hint) from error
 
 
 # --------------------------------------------------------------------------------------------------
@@ -669,7 +669,7 @@ def check_model_columns(model: ModelDescription, rows: ExtractedRows, place: Tex
             )
     if faults:
         whose = f"{model.name}@{model.version}" if model.version else "the model"
-        raise statement_error(
+        raise StatementError(
             f"the columns are not those that {whose} wants: {format_short_list(faults, 10, separator='; ')}",
             place,
             f"it takes {list_names(list(dict.fromkeys(each.column for each in model.inputs)))}",

@@ -96,11 +96,6 @@ class StatementError(BadInputError):
         self.line, self.column = place.line, place.column
 
 
-def statement_error(message: str, place: TextPosition, hint: str | None = None) -> StatementError:
-    """An error at a place of the statements."""
-    return StatementError(message, place, hint)
-
-
 def _tokenize(text: str, dialect: str | None) -> list[Token]:
     try:
         return sqlglot.tokenize(text, read=dialect)
@@ -108,7 +103,7 @@ def _tokenize(text: str, dialect: str | None) -> list[Token]:
         # Of a comment, sqlglot does not say where it begins.
         begin = re.search(r" from \d+:(\d+)$", str(error.__cause__))
         offset = int(begin[1]) if begin else max(0, text.rfind("/*"))
-        raise statement_error("a text, a quoted name or a comment has no end", _place_at(text, offset)) from None
+        raise StatementError("a text, a quoted name or a comment has no end", _place_at(text, offset)) from None
 
 
 def _place_at(text: str, offset: int) -> TextPosition:
@@ -117,7 +112,7 @@ def _place_at(text: str, offset: int) -> TextPosition:
 
 
 def _two_labels(place: TextPosition) -> StatementError:
-    return statement_error("a model has one label", place, "predict the other column with a model of its own")
+    return StatementError("a model has one label", place, "predict the other column with a model of its own")
 
 
 class _StatementParser:
@@ -160,7 +155,7 @@ class _StatementParser:
     def _select(self, end: int) -> SelectQuery:
         place = _place_at(self._text, self._tokens[0].start)
         if end == 0 or self._word(0) not in ("SELECT", "WITH", "VALUES", "TABLE", "FROM"):
-            raise statement_error(
+            raise StatementError(
                 f"a statement begins with SELECT, SHOW or DROP MODEL, found {self._tokens[0].text}", place
             )
         return SelectQuery(self._text[self._tokens[0].start : self._tokens[end - 1].end + 1], place)
@@ -206,11 +201,11 @@ class _StatementParser:
             word, following = self._word(number), self._word(number + 1)
             place = _place_at(self._text, self._tokens[number].start)
             if word == "TO" and following and (near := get_close_matches(following, TASKS, 1)):
-                raise statement_error(f"TO {following} is no clause", place, f"did you mean TO {near[0]}?")
+                raise StatementError(f"TO {following} is no clause", place, f"did you mean TO {near[0]}?")
             if word == "LABEL" and number == len(self._tokens) - 2:
-                raise statement_error("INTO is missing: the model has no name", place, "end with INTO my_model")
+                raise StatementError("INTO is missing: the model has no name", place, "end with INTO my_model")
             if number and (self._begins_settings(number) or (word == "COLUMN" and following in COLUMN_FUNCTIONS)):
-                raise statement_error(
+                raise StatementError(
                     f"{word} belongs to TO TRAIN", place, f"write TO TRAIN {DEFAULT_ESTIMATOR} {word} …"
                 )
 
@@ -279,7 +274,7 @@ class _ClauseParser:
         self.expect_word("INTO", "put a name of several words into double quotes" if self._current() else None)
         into = self.take_model()
         if into.version is not None:
-            raise statement_error("a new model has no version yet", into.place, f"INTO {into.name} makes the next one")
+            raise StatementError("a new model has no version yet", into.place, f"INTO {into.name} makes the next one")
         return self.finish(TrainStatement(select, label, into, estimator, attributes, columns))
 
     def parse_evaluate(self, select: SelectQuery) -> EvaluateStatement:
@@ -292,7 +287,7 @@ class _ClauseParser:
     def parse_predict(self, select: SelectQuery) -> PredictStatement:
         target = self._take_table()
         if len(target.parts) < 2:
-            raise statement_error(
+            raise StatementError(
                 f"TO PREDICT {target} names no column", target.place, f"write TO PREDICT {target}.column USING model"
             )
         attributes = self._take_attributes()
@@ -305,7 +300,7 @@ class _ClauseParser:
         model = self.take_model()
         attributes = self._take_attributes()
         if self._peek() == "USING":
-            raise statement_error(
+            raise StatementError(
                 "TO EXPLAIN has no USING", self.place(), "leave it out: EDL shuffles the values of each column"
             )
         into = self._take_table() if self.take_word("INTO") else None
@@ -321,7 +316,7 @@ class _ClauseParser:
             place = self.place()
             name = self.take_dotted("a setting, such as train.epochs=5")
             if name in attributes:
-                raise statement_error(f"{name} is set twice", place)
+                raise StatementError(f"{name} is set twice", place)
             self._expect("=", f"write {name}=value")
             attributes[name] = Attribute(self._take_value(), place)
             if not self._take(","):
@@ -335,7 +330,7 @@ class _ClauseParser:
                 listed.append(self._take_expression())
             part = self._take_name("a part of the model") if self.take_word("FOR") else ""
             if part in columns:
-                raise statement_error(f"COLUMN {f'FOR {part} ' if part else ''}stands twice", place)
+                raise StatementError(f"COLUMN {f'FOR {part} ' if part else ''}stands twice", place)
             columns[part] = tuple(listed)
         return columns
 
@@ -349,7 +344,7 @@ class _ClauseParser:
         if function not in COLUMN_FUNCTIONS:
             near = get_close_matches(function, COLUMN_FUNCTIONS, 1)
             hint = f"did you mean {near[0]}? " if near else ""
-            raise statement_error(f"{name} is no function", place, f"{hint}There are {', '.join(COLUMN_FUNCTIONS)}")
+            raise StatementError(f"{name} is no function", place, f"{hint}There are {', '.join(COLUMN_FUNCTIONS)}")
         while not self._take(")"):
             if arguments:
                 self._expect(",", "separate arguments by commas")
@@ -502,4 +497,4 @@ class _ClauseParser:
     def _error(self, message: str, hint: str | None = None) -> BadInputError:
         token = self._current()
         actual = "the statement ends" if token is None else f"found {self._text[token.start : token.end + 1]}"
-        return statement_error(f"{message}, {actual}", self.place(), hint)
+        return StatementError(f"{message}, {actual}", self.place(), hint)

@@ -54,7 +54,7 @@ from edl.sql_jobs.statement_folders import (
     with_predictions,
     write_result,
 )
-from edl.sql_jobs.statement_parser import statement_error
+from edl.sql_jobs.statement_parser import StatementError
 from edl.sql_jobs.statements import (
     DropModelStatement,
     EvaluateStatement,
@@ -238,7 +238,7 @@ class StatementRunner:
         """
         for statement in statements:
             if self.stream and isinstance(statement, EvaluateStatement | PredictStatement | ExplainStatement):
-                raise statement_error(
+                raise StatementError(
                     "--stream is for TO TRAIN", statement.select.place, "run this statement by itself, without --stream"
                 )
 
@@ -307,7 +307,7 @@ class StatementRunner:
                 hint="leave one of them out",
             )
         if (query := find_validation_query(statement)) is not None:
-            raise statement_error(
+            raise StatementError(
                 "validation.select does not go with --stream",
                 query.place,
                 "use validation.share, or leave --stream out",

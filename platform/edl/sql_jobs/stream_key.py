@@ -9,7 +9,7 @@ from sqlglot import expressions as exp
 from sqlglot.errors import SqlglotError
 
 from edl.data.database import Database
-from edl.sql_jobs.statement_parser import statement_error
+from edl.sql_jobs.statement_parser import StatementError
 from edl.sql_jobs.statements import Attribute, SelectQuery, TrainStatement
 
 KEY_SETTING = "stream.key"
@@ -39,25 +39,25 @@ def find_stream_key(statement: TrainStatement, database: str, dialect: str | Non
     place = statement.select.place
     plain = _find_table(statement.select, dialect)
     if plain is None:
-        raise statement_error("the query has no unique key: it is more than rows of one table", place, _HINT)
+        raise StatementError("the query has no unique key: it is more than rows of one table", place, _HINT)
     table, selected = plain
     key = Database(database).run(lambda connection: _primary_key(connection, table))
     shown = ".".join(part for part in table if part)
     if key == "":
-        raise statement_error(f"there is no table {shown}", place)
+        raise StatementError(f"there is no table {shown}", place)
     if key is None:
-        raise statement_error(f"the table {shown} has no primary key of one column", place, _HINT)
+        raise StatementError(f"the table {shown} has no primary key of one column", place, _HINT)
     for name, column in selected:
         if name is None or name.lower() == key.lower():
             return column or key
-    raise statement_error(
+    raise StatementError(
         f"{key}, the key of the table {shown}, is not selected", place, f"select {key}, too, or leave --stream out"
     )
 
 
 def _take_name(attribute: Attribute) -> str:
     if not isinstance(attribute.value, str) or not attribute.value:
-        raise statement_error(f"{KEY_SETTING} is the name of a column in quotes", attribute.place)
+        raise StatementError(f"{KEY_SETTING} is the name of a column in quotes", attribute.place)
     return attribute.value
 
 

@@ -17,7 +17,7 @@ from edl.sql_jobs.job_settings import (
     read_settings,
 )
 from edl.sql_jobs.model_module import Optimizer
-from edl.sql_jobs.statement_parser import statement_error
+from edl.sql_jobs.statement_parser import StatementError
 from edl.sql_jobs.statements import Attribute, TrainStatement
 
 SMALL_TABLE_ROWS = 10_000
@@ -144,7 +144,7 @@ def _find_refit_obstacle(statement: TrainStatement, rows: int, here: str) -> str
     given = statement.attributes
     wanted = given.get(REFIT_SETTING)
     if wanted is not None and not isinstance(wanted.value, bool):
-        raise statement_error(f"{REFIT_SETTING} is true or false", wanted.place)
+        raise StatementError(f"{REFIT_SETTING} is true or false", wanted.place)
     obstacle = (here if rows >= SMALL_TABLE_ROWS else "") or (
         f"{VALIDATION_SELECT} names rows of their own" if VALIDATION_SELECT in given else ""
     )
@@ -153,7 +153,7 @@ def _find_refit_obstacle(statement: TrainStatement, rows: int, here: str) -> str
     if wanted is not None:
         if wanted.value and obstacle:
             message = f"{REFIT_SETTING} is not possible: {obstacle}"
-            raise statement_error(message, wanted.place, f"leave out {REFIT_SETTING}")
+            raise StatementError(message, wanted.place, f"leave out {REFIT_SETTING}")
         return None if wanted.value else f"{REFIT_SETTING} is false"
     if obstacle:
         return obstacle

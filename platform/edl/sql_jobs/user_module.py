@@ -12,7 +12,7 @@ from pathlib import Path
 
 from edl.api.errors import BadInputError
 from edl.jobfile.zoo_lookup import find_model_function, find_unknown_params, parse_module
-from edl.sql_jobs.statement_parser import statement_error
+from edl.sql_jobs.statement_parser import StatementError
 from edl.sql_jobs.statements import Attribute, TextPosition, TrainStatement
 
 COLUMNS_MODULE = "edl_columns"
@@ -69,7 +69,7 @@ class UserModule:
         """
         for error in find_unknown_params(self.zoo, self.definition, arguments):
             at = next((each.place for name, each in arguments.items() if f"'{name}'" in error.message), place)
-            raise statement_error(f"{self.definition}: {error.message}", at, error.hint)
+            raise StatementError(f"{self.definition}: {error.message}", at, error.hint)
 
 
 def find_user_module(statement: TrainStatement, builtin: Iterable[str]) -> UserModule | None:
@@ -91,7 +91,7 @@ def find_user_module(statement: TrainStatement, builtin: Iterable[str]) -> UserM
         path = zoo / name
         if not path.parent.is_dir():
             hint = "the path begins at the current folder, or at the one that model.zoo names"
-            raise statement_error(f"{name}: there is no folder {path.parent}", place, hint)
+            raise StatementError(f"{name}: there is no folder {path.parent}", place, hint)
         # A file in a folder: this folder is the zoo.
         zoo, definition = path.parent, f"{path.stem}.{_FUNCTION}"
     else:
@@ -101,7 +101,7 @@ def find_user_module(statement: TrainStatement, builtin: Iterable[str]) -> UserM
     try:
         module = find_model_function(zoo, definition)
     except BadInputError as error:
-        raise statement_error(f"{name}: {error.message} ({error.where})", place, error.hint) from error
+        raise StatementError(f"{name}: {error.message} ({error.where})", place, error.hint) from error
     return UserModule(zoo.resolve(), definition, module.names)
 
 

@@ -39,7 +39,6 @@ class StoredParameters:
         return self.flat_values
 
     def pull_rows(self, ids: Mapping[str, Ids], pin: int = 0) -> RowsByTable:
-        """Rows by table."""
         return self.rows.pull_rows(ids, pin)
 
 

@@ -43,7 +43,7 @@ class WorkerFailure:
 
 
 def describe_failure(error: BaseException) -> WorkerFailure:
-    """Describe an exception as a failure."""
+    """What the master is told of an exception: its kind decides whether a new worker may help."""
     if isinstance(error, EdlError):
         # UserCodeError has a detail. It is looked up by attribute because its module is not
         # imported here.

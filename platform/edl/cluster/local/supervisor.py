@@ -82,7 +82,6 @@ class PodTable:
         return iter([*self._ended_pods.values(), *self._live_pods.values()])
 
     def live_pod(self, role: Role, index: int) -> PodStatus | None:
-        """Return the live pod of a role and index, if any."""
         return self._pods_by_name.get((role, index))
 
     def add_started(self, uid: str, role: Role, index: int, pid: int) -> PodStatus:
@@ -139,7 +138,6 @@ class RunLog:
             self._lost_lines = 0
 
     def record_end(self, process: RoleProcess, exit_status: ExitStatus) -> None:
-        """Record the end of a process."""
         self.write_line(
             f"{process.uid} (pid {process.pid}) ended: {exit_status.reason}, exit code {exit_status.exit_code}"
         )

@@ -80,7 +80,7 @@ def raise_error(answer: Message, *, where: str) -> None:
 
 
 def pod_message(pod: PodStatus) -> Message:
-    """Return the message with a pod's status."""
+    """What the supervisor sends when a pod's status has changed."""
     return {
         "pod": {
             "uid": pod.uid,

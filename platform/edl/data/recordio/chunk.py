@@ -63,7 +63,6 @@ class ChunkHeader:
         return cls(*fields) if magic == CHUNK_MAGIC else None
 
     def pack(self) -> bytes:
-        """The header as bytes."""
         return _HEADER.pack(CHUNK_MAGIC, self.checksum, self.compressor, self.size, self.records)
 
 

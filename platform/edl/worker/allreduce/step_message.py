@@ -55,7 +55,6 @@ class StepMessage:
     common_loss: float | None = None
 
     def encode(self) -> bytes:
-        """The message as bytes."""
         flags = (
             (0 if self.is_finite else _NOT_FINITE)
             | (_LEAVES_ROUND if self.leaves_round else 0)
