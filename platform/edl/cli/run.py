@@ -12,7 +12,7 @@ import typer
 
 from edl.api.errors import BadInputError
 from edl.api.job_spec import JobSpec
-from edl.cli.options import FromCheckpointOption, OptionalRunCommand, check_from_checkpoint
+from edl.cli.resume_option import FromCheckpointOption, OptionalRunCommand, check_from_checkpoint
 from edl.cluster.local.desired_state_file import DesiredStateFile
 from edl.jobfile.loader import NumberOption, load_job_file
 from edl.jobfile.path_resolution import resolve_local_paths
@@ -23,12 +23,10 @@ from edl.ops.local_run_start import create_storage, exec_local_worker, local_job
 from edl.storage import run_resumption
 from edl.storage.journal_reader import JournalDamagedError
 from edl.storage.journal_truncation import CheckpointRestart
-from edl.storage.run_directory import JobLock, RunDirectory, create_run
+from edl.storage.run_directory import NEWEST_RUN, JobLock, RunDirectory, create_run
 from edl.storage.run_resumption import FieldChange
 from edl.storage.run_weights import RunWeights
 from edl.storage.weights_lookup import find_weights
-
-NEWEST_RUN = OptionalRunCommand.newest_run
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 

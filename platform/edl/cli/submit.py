@@ -13,12 +13,10 @@ from edl.api.errors import BadInputError, EdlError
 from edl.api.job_spec import JobSpec
 from edl.cli.options import (
     ContextOption,
-    FromCheckpointOption,
     NamespaceOption,
-    OptionalRunCommand,
     YesOption,
-    check_from_checkpoint,
 )
+from edl.cli.resume_option import FromCheckpointOption, OptionalRunCommand, check_from_checkpoint
 from edl.cli.submission_plan import make_reporter
 from edl.cli.submission_workflow import SubmitOptions, plan_and_submit, plan_without_cluster
 from edl.cluster.kubernetes.spec_validation import find_submission_problems
@@ -41,7 +39,6 @@ class OptionalClusterRunCommand(OptionalRunCommand):
 
     run_id_pattern = re.compile(rf"{NEWEST_RUN}|r[1-9][0-9]*|[0-9a-f]{{8}}(-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}")
     """Runs on a cluster have the uid of the Job that began them."""
-    newest_run = NEWEST_RUN
 
     def is_run_id(self, word: str) -> bool:
         """Whether the word after ``--resume`` is meant as a run."""

@@ -32,6 +32,7 @@ from edl.keras.adapted_layers import read_adapted_variables
 from edl.keras.traced_function import spec_for_any_count
 from edl.keras.user_code import source_file
 from edl.keras.written_variables import find_written_variables
+from edl.reporting.unit_formats import format_bytes
 
 _LOG = logging.getLogger(__name__)
 _OWN_PACKAGE = "tf_keras"
@@ -462,10 +463,10 @@ def warn_of_dense_embeddings(model: Any, least_bytes: int) -> None:
         size = 4 * layer.input_dim * layer.output_dim if isinstance(layer, kind) else 0
         if size and size >= least_bytes:
             _LOG.warning(
-                "the embedding '%s' of Keras 2 (%.3g MiB) is an ordinary variable: each worker pulls and pushes it as "
+                "the embedding '%s' of Keras 2 (%s) is an ordinary variable: each worker pulls and pushes it as "
                 "a whole in every step; in a model of Keras 3 its rows would be on the parameter servers",
                 layer.name,
-                size / 2**20,
+                format_bytes(size),
             )
 
 

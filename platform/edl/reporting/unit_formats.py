@@ -1,6 +1,7 @@
 """Formats counts, bytes, shares, times and lists for people. Everything that prints them uses it.
 
-It is not for values of job files and manifests: ``edl.jobfile.quantities`` writes those in Kubernetes' notation.
+It is not for values of job files and manifests: ``edl.jobfile.quantities`` writes those in Kubernetes' notation. A
+message that names a field or constant of seconds, or a time that is compared with one, says seconds as the field does.
 """
 
 from __future__ import annotations

@@ -54,7 +54,9 @@ def fail(local_run: LocalRunHarness) -> None:
     local_run.script(*DONE)
 
 
-@pytest.mark.parametrize("resume", [["--resume"], *repetitions((["--resume", "r1"], ["--resume=r1"]))])
+@pytest.mark.parametrize(
+    "resume", [["--resume"], ["--resume", "latest"], *repetitions((["--resume", "r1"], ["--resume=r1"]))]
+)
 def test_a_failed_run_goes_on_in_its_directory(
     local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str], resume: list[str]
 ) -> None:
