@@ -72,11 +72,11 @@ def cp(
     namespace: NamespaceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy files between this machine and a volume claim: edl data cp LOCAL CLAIM:/path, or back.
+    """Copy files to a volume claim of a cluster, or from one.
 
-    A file is copied to the target path, or into it if that is a directory. The content of a directory is copied into
-    the target directory. Files that are already there with the same content are skipped, and the same command continues
-    an interrupted copy. Checksums are always verified.
+    edl data cp LOCAL CLAIM:/path, or the other way round. A file is copied to the target path, or into it if that is a
+    directory. The content of a directory is copied into the target directory. Files that are already there with the
+    same content are skipped, and the same command continues an interrupted copy. Checksums are always verified.
     """
     from edl.ops.helper_pod import parse_claim_path
 
@@ -205,6 +205,7 @@ def _print_result(plan: CopyPlan, travelled: int, source: str, target: str, *, a
 
 app = typer.Typer(
     help="Statistics of tables; conversion between formats; example data sets; files to and from volumes of a cluster.",
+    rich_markup_mode=None,
     no_args_is_help=True,
     add_completion=False,
 )
@@ -254,7 +255,10 @@ def mnist(
     seed: SeedOption = 0,
     force: ForceOption = False,
 ) -> None:
-    """Write handwritten digits, 28x28: MNIST or, without a network, the digits of scikit-learn."""
+    """Write handwritten digits of 28 x 28 pixels.
+
+    They are MNIST or, without a network, the digits of scikit-learn.
+    """
 
     def load_digits() -> GeneratedDataset:
         from edl.data import sample_datasets
@@ -301,7 +305,10 @@ def clicks(
     seed: SeedOption = 0,
     force: ForceOption = False,
 ) -> None:
-    """Write a synthetic click log: 13 numbers, 26 ids and a label, drawn from a model with a known best AUC."""
+    """Write a synthetic click log.
+
+    A record has 13 numbers, 26 ids and a label, drawn from a model with a known best AUC.
+    """
 
     def load_clicks() -> GeneratedDataset:
         from edl.data import sample_datasets

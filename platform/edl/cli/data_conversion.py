@@ -53,10 +53,10 @@ def convert(
     plan_only: Annotated[bool, typer.Option("--plan", help="Print what would be written, and write nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Convert a data set into another format: edl data convert PATH... --to parquet --out DIRECTORY.
+    """Convert a data set into another format.
 
-    The plan is printed first. Each file is written, read again and counted; the directory appears when all files are
-    complete, and nothing is overwritten.
+    edl data convert PATH... --to parquet --out DIRECTORY. The plan is printed first. Each file is written, read again
+    and counted; the directory appears when all files are complete, and nothing is overwritten.
     """
     options: dict[str, object] = {"format": file_format, "sep": separator}
     options |= {"columns": ",".join(columns).split(",") if columns else None, "header": None if header else False}

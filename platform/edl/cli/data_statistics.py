@@ -72,10 +72,11 @@ def stats(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, which edl.layers reads.")] = False,
 ) -> None:
-    """Print statistics of each column of a table: CSV, Parquet, Arrow, npz or JSON lines.
+    """Print statistics of each column of a table.
 
-    One pass, with memory that does not depend on the number of records. Count, missing, min, max, mean and standard
-    deviation are exact; quantiles, distinct and top values are exact for small columns, and else have a stated error.
+    The table is CSV, Parquet, Arrow, npz or JSON lines. One pass, with memory that does not depend on the number of
+    records. Count, missing, min, max, mean and standard deviation are exact; quantiles, distinct and top values are
+    exact for small columns, and else have a stated error.
     """
     options = _reader_options(file_format, columns, separator, header)
     statistics = _merge(paths) if merge else _scan(paths, options, threads, workers)
@@ -243,10 +244,10 @@ def schema(
     header: HeaderOption = True,
     threads: ThreadsOption = None,
 ) -> None:
-    """Print the section data of a job file for a table, with what each column is, to be edited.
+    """Print the section data of a job file for a table.
 
-    A model module then needs no feed. The label is a guess, and so is what is said of it. Columns with missing values
-    are left out, as comments.
+    It says what each column is, and is to be edited. A model module then needs no feed. The label is a guess, and
+    so is what is said of it. Columns with missing values are left out, as comments.
     """
     from edl.data.data_files import detect_format, find_data
 

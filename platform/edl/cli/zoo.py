@@ -58,7 +58,12 @@ def _print_finished_layers(state: PushProgress, before: PushProgress, console: C
         console.print(f"{layer}: done", highlight=False)
 
 
-app = typer.Typer(help="Create a model zoo; build and push its image.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    help="Create a model zoo; build and push its image.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
+)
 
 ImageName = Annotated[
     str, typer.Argument(metavar="IMAGE", help="Name of the image, with its registry.", show_default=False)
@@ -69,9 +74,9 @@ ImageName = Annotated[
 def init(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the new zoo.")] = Path(),
 ) -> None:
-    """Create a model zoo: a sample model, its job file, a Dockerfile, a list of packages and a README.
+    """Create a model zoo with a sample model and its job file.
 
-    An existing requirements.txt is kept.
+    It has a Dockerfile, a list of packages and a README, too. An existing requirements.txt is kept.
     """
     from edl.ops.image_build import default_base_image
 
@@ -135,7 +140,10 @@ def build_zoo_image(path: Path, image: str, base: str | None = None, file: Path 
 
 @app.command()
 def push(image: ImageName) -> None:
-    """Push an image to its registry, with the credentials of ``docker login``."""
+    """Push an image to its registry.
+
+    It needs the credentials of docker login.
+    """
     from edl.ops.docker_engine import connect_engine
     from edl.ops.image_build import require_image_name
     from edl.ops.image_push import push_image as pushed

@@ -84,8 +84,9 @@ class UnpackedCache:
                         copy.flush()  # counted by its size; blocks of remote files give way to it
                         room = cache.evict_blocks(len(content)) + written - len(content)
                     if written > room:
+                        gib = cache.limit / (1 << 30)
                         raise BadInputError(
-                            f"{cache.folder} would become larger than data.reader.cache_gib ({cache.limit >> 30} GiB)",
+                            f"{cache.folder} would become larger than data.reader.cache_gib ({gib:.3g})",
                             where=str(file),
                             hint="allow more, or remove files of other jobs from the folder when none of them runs",
                         )

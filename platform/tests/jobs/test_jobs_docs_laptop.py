@@ -1,26 +1,49 @@
-"""The tutorial *On your laptop*, word for word: its commands, in a home of its own."""
+"""The README's whole job and the tutorial *On your laptop*, word for word: their commands, in a home of their own."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
 import pytest
-from support.doc_commands import DOCS, blocks, run, script
+from support.doc_commands import DOCS, ROOT, blocks, run, script
 
 PAGE = DOCS / "tutorials" / "on-your-laptop.md"
 SECONDS = 420.0
 
-pytestmark = [pytest.mark.jobs, pytest.mark.repetition, pytest.mark.timeout(SECONDS + 30), pytest.mark.tensorflow]
+pytestmark = [pytest.mark.jobs, pytest.mark.timeout(SECONDS + 30), pytest.mark.tensorflow]
 
 
-def test_tutorial_on_your_laptop(tmp_path: Path) -> None:
+def environment(home: Path) -> dict[str, str]:
     programs = Path(sys.executable).parent
-    env = {**os.environ, "HOME": str(tmp_path), "PATH": f"{programs}:{os.environ['PATH']}"}
+    return {**os.environ, "HOME": str(home), "PATH": f"{programs}:{os.environ['PATH']}"}
 
-    run(script(blocks(PAGE)), folder=tmp_path, env=env, seconds=SECONDS)
+
+def test_the_readmes_whole_job(tmp_path: Path) -> None:
+    page = ROOT / "README.md"
+    files = re.findall(r"```(python|yaml)\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    names = {"python": "flowers.py", "yaml": "job.yaml"}
+    for kind, text in files:
+        (tmp_path / names.pop(kind)).write_text(text, encoding="utf-8")
+    assert not names
+    commands = [each for each in blocks(page) if each.text.startswith(("edl data", "edl validate", "edl run"))]
+    assert [each.text.split()[1] for each in commands] == ["data", "validate", "run"]
+
+    run(script(commands), folder=tmp_path, env=environment(tmp_path), seconds=SECONDS)
+
+    newest = tmp_path / ".edl" / "local" / "flowers" / "r1"
+    summary = json.loads((newest / "summary.json").read_text())
+    assert (summary["records_done"], summary["records_lost"]) == (7_200, 0)
+    assert summary["metrics"]["accuracy"] > 0.8
+    assert (newest / "export" / "model.keras").is_file()
+
+
+@pytest.mark.repetition
+def test_tutorial_on_your_laptop(tmp_path: Path) -> None:
+    run(script(blocks(PAGE)), folder=tmp_path, env=environment(tmp_path), seconds=SECONDS)
 
     runs = tmp_path / "digits" / ".edl" / "local" / "digits"
     plain, killed = (json.loads((runs / name / "summary.json").read_text()) for name in ("r1", "r2"))
