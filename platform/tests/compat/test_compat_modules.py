@@ -44,8 +44,7 @@ REPEATED = (
 
 
 def find_marks(module: Module) -> list[Any]:
-    marks = [pytest.mark.thorough] if module.is_large else []
-    marks += [pytest.mark.repetition] if module.path in REPEATED else []
+    marks = [pytest.mark.repetition] if module.is_large or module.path in REPEATED else []
     package = module.needs.split(" ")[0]
     if package and importlib.util.find_spec(package) is None:
         marks.append(pytest.mark.skip(reason=f"{module.needs} is not installed"))
@@ -101,7 +100,7 @@ def test_a_module_trains_evaluates_and_exports(module: Module, results: Callable
     check_ended(results(module.keras)[module.path])
 
 
-@pytest.mark.thorough
+@pytest.mark.repetition
 def test_modules_that_need_deepctr_train_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in deepctr_environment(install_deepctr(tmp_path / "deepctr")).items():
         monkeypatch.setenv(name, value)

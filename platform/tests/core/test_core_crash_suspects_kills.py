@@ -101,7 +101,7 @@ class KilledWorkers:
 
 SEEDS = [
     pytest.param(range(8), id="some"),
-    pytest.param(range(8, 400), marks=pytest.mark.thorough, id="many"),
+    pytest.param(range(8, 400), marks=pytest.mark.repetition, id="many"),
 ]
 
 
@@ -121,7 +121,7 @@ def test_kills_from_outside_blame_nothing(workers: int, rate: float, seeds: rang
     assert sum(job.ends for job in jobs)
 
 
-@pytest.mark.parametrize("seeds", [SEEDS[0], pytest.param(range(8, 60), marks=pytest.mark.thorough, id="many")])
+@pytest.mark.parametrize("seeds", [SEEDS[0], pytest.param(range(8, 60), marks=pytest.mark.repetition, id="many")])
 @pytest.mark.parametrize("workers", [1, 3, 20])
 @pytest.mark.parametrize(
     ("deadly", "rate", "most_ends"),

@@ -170,12 +170,12 @@ class TestParquetInS3(OverS3, formats.TestParquet):
     pass
 
 
-@pytest.mark.thorough  # 700 objects for each test
+@pytest.mark.repetition  # 700 objects for each test
 class TestImagesInS3(OverS3, formats.TestImages):
     pass
 
 
-@pytest.mark.thorough
+@pytest.mark.repetition
 class TestCocoInS3(OverS3, formats.TestCoco):
     pass
 

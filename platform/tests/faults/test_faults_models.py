@@ -78,7 +78,7 @@ def whole_summary(run: JobProcess, epochs: int) -> Line:
     return summary
 
 
-@pytest.mark.thorough
+@pytest.mark.repetition
 @pytest.mark.timeout(420)
 def test_the_bound_tells_training_from_little_training(digits: DigitsJob) -> None:
     assert digits.noise is not None
@@ -87,7 +87,7 @@ def test_the_bound_tells_training_from_little_training(digits: DigitsJob) -> Non
     assert fmean(digits.noise.values) - short > CAP
 
 
-@pytest.mark.thorough
+@pytest.mark.repetition
 @pytest.mark.timeout(420)
 @pytest.mark.parametrize(("role", "step"), [("worker", 200), ("ps", 350), ("master", 500)])
 def test_accuracy_after_a_kill(digits: DigitsJob, role: str, step: int) -> None:
@@ -99,7 +99,7 @@ def test_accuracy_after_a_kill(digits: DigitsJob, role: str, step: int) -> None:
     assert digits.noise.allows(accuracy(summary)), f"{accuracy(summary)} is not within {digits.noise}"
 
 
-@pytest.mark.thorough
+@pytest.mark.repetition
 @pytest.mark.timeout(420)
 def test_accuracy_with_overlap_and_a_killed_master(digits: DigitsJob) -> None:
     """These digits feel it when gradients lack one push more than in turn: at three they end at 0.7."""

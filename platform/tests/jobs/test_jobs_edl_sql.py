@@ -142,7 +142,7 @@ def test_a_wide_table_trains_on_matrices_and_is_evaluated_predicted_and_explaine
     assert output.rstrip().splitlines()[-1] in ("c0", "c87")
 
 
-@pytest.mark.thorough
+@pytest.mark.repetition
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
 def test_a_server_is_read_and_predictions_are_written_into_it(tmp_path: Path, kind: str) -> None:
     if kind == "postgresql":

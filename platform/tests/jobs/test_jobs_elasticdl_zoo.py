@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from support.elasticdl.deepctr_package import deepctr_environment, install_deepc
 from support.elasticdl.modules import MODULES, ZOO, Module
 from support.elasticdl.run_modules import RECORDS, make_data
 from support.job_folder import JobFolder
+from support.repetition import in_thirds
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow]
 
@@ -44,9 +46,11 @@ def test_what_needs_parameter_servers_trains_with_them(
     check_training(module, "ParameterServer", tmp_path, monkeypatch)
 
 
-@pytest.mark.thorough
+@pytest.mark.repetition
 @pytest.mark.parametrize("strategy", ["ParameterServer", "AllReduce"])
-@pytest.mark.parametrize("module", [pytest.param(each, id=each.path) for each in MODULES if not each.refused_locally])
+@pytest.mark.parametrize(
+    "module", in_thirds((each for each in MODULES if not each.refused_locally), attrgetter("path"))
+)
 def test_a_module_trains_over_processes(
     module: Module, strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,7 +94,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "program",
     [
         pytest.param("jax", marks=[pytest.mark.repetition, pytest.mark.in_third(1)]),
-        pytest.param("keras", marks=pytest.mark.thorough),
+        pytest.param("keras", marks=pytest.mark.repetition),
     ],
 )
 def test_a_network_is_trained_by_two_workers_one_of_which_is_killed(

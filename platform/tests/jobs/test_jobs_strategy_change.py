@@ -131,7 +131,7 @@ def optimizer():
 """A state of 144 MB: 12 million weights with two slots each."""
 
 
-@pytest.mark.thorough
+@pytest.mark.repetition
 def test_two_workers_write_a_large_checkpoint_and_all_commands_read_it(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     (tmp_path / "zoo").mkdir()

@@ -11,6 +11,7 @@ from faults.job_assertions import world_of
 from jobs.plain_keras import QUIET, checkpoint_arrays, without_edl
 from support.job_folder import MODEL_ZOO, newest_cut
 from support.job_process import JobProcess, edl
+from support.repetition import in_thirds
 from support.zoo_models import MODELS, TESTED_ELSEWHERE, make_data
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(600), pytest.mark.tensorflow, pytest.mark.filterwarnings(QUIET)]
@@ -25,9 +26,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("demo-data")
 
 
-@pytest.mark.thorough
+@pytest.mark.repetition
 @pytest.mark.parametrize("strategy", ["Local", "AllReduce", "ParameterServer"])
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", in_thirds(ALL))
 def test_a_job_of_the_zoo_learns(
     name: str, strategy: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

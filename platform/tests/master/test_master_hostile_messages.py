@@ -322,7 +322,7 @@ def test_whatever_is_said_to_a_master_it_goes_on_and_so_does_the_next_one(
     walk(relay, channel, tmp_path, point, seed=1, count=examples(300))
 
 
-@pytest.mark.thorough
+@pytest.mark.repetition
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("point", POINTS)
 def test_all_that_can_be_said(relay: MasterRelay, channel: ControlChannel, tmp_path: Path, point: str) -> None:

@@ -44,15 +44,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 LARGE = ("cifar10_mobilenet_v2", "resnet50")
 """Tracing a step of these takes longer than all others together take."""
-
-
 IN_EVERY_RUN = ("census_wide_and_deep",)
 """Tests of whole jobs have one on clicks, and those on images and ratings; the others are repetitions."""
 
 
 def _mark(name: str) -> pytest.MarkDecorator | tuple[()]:
-    if name in LARGE:
-        return pytest.mark.thorough
     return () if name in IN_EVERY_RUN else pytest.mark.repetition
 
 

@@ -58,7 +58,7 @@ def test_the_table_is_that_of_the_client() -> None:
     assert table() == recorded
 
 
-@pytest.mark.thorough
+@pytest.mark.repetition
 def test_the_recorded_flags_are_those_of_an_installed_client(tmp_path: Path) -> None:
     """Needs a package index. The client has an environment of its own: it pins packages of 2020."""
     venv.create(tmp_path / "client", with_pip=True)
