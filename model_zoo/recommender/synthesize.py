@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edl.data.recordio.writer import Writer
-from edl.data.tf_example import serialize_example
+from edl.data import Writer, serialize_example
 
 USERS, ITEMS = 200_000, 1_000
 

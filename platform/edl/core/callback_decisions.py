@@ -410,7 +410,7 @@ def _apply_early_stopping(
         many = "evaluation" if now.wait == 1 else "evaluations"
         return (
             now,
-            f"EarlyStopping: {callback.monitor} has not improved for {now.wait} {many}; the best value is {best}",
+            f"EarlyStopping: val_{callback.monitor} has not improved for {now.wait} {many}; the best value is {best}",
         )
     return now, ""
 

@@ -142,6 +142,17 @@ def is_seed_state(variable: Any) -> bool:
     return bool(variable.path.endswith("seed_generator_state"))
 
 
+def find_users_statistics(model: Any, changed: Iterable[Any]) -> list[str]:
+    """Paths of those of the variables ``changed`` by a forward pass that are of layers that are not Keras' own."""
+    of_keras = {
+        id(variable)
+        for layer in model._flatten_layers()
+        if type(layer).__module__.startswith("keras.")
+        for variable in (*layer._trainable_variables, *layer._non_trainable_variables)
+    }
+    return [variable.path for variable in changed if id(variable) not in of_keras]
+
+
 # --------------------------------------------------------------------------------------------------
 # The dense variables of a model: names, owners, and order in the flat buffer.
 

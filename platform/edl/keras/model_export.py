@@ -200,11 +200,11 @@ def _find_lost_variables(model_config: Any, model: Any) -> str:
         # Not into Keras' list of the variables that the end of its next scope gives values to.
         global_state.set_global_attribute("uninitialized_variables", [])
         with (
-            warnings.catch_warnings(),
+            warnings.catch_warnings(record=True) as raised,
             keras.StatelessScope(initialize_variables=False),
             _finding_custom_objects(model_config, model),
         ):
-            warnings.simplefilter("ignore")
+            warnings.simplefilter("always")
             loaded = keras.saving.deserialize_keras_object(copy.deepcopy(model_config))  # Lambda layers change it
     except Exception as error:  # noqa: BLE001  the user's code may raise anything
         _LOG.debug("the model was not made again without values: %s", error)
@@ -216,11 +216,15 @@ def _find_lost_variables(model_config: Any, model: Any) -> str:
         return ""
     unbuilt = [layer.name for layer in loaded._flatten_layers() if layer is not loaded and not layer.built]
     names = f" (of the layers {', '.join(unbuilt[:_MAX_LISTED_OBJECTS])})" if unbuilt else ""
+    kind = type(model).__name__
+    if any("cannot be built automatically" in str(warning.message) for warning in raised):
+        reason = f"Keras cannot build {kind} from its config"
+        remedy = "Call the loaded model once with data, then load_weights() of the same file; or define"
+    else:
+        reason, remedy = f"call() of {kind} does not use them", "Define"
     return (
         f"load_model leaves {missing} of {len(model.variables)} variables{names} with new values, without an error:"
-        f" Keras cannot build {type(model).__name__} from its config. Call the loaded model once with data, then"
-        " load_weights() of the same file; or define build(), or get_build_config() and build_from_config()."
-        " The SavedModel loads without it"
+        f" {reason}. {remedy} build(), or get_build_config() and build_from_config(). The SavedModel loads without it"
     )
 
 

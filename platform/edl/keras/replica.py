@@ -19,6 +19,7 @@ values, and EDL weighs their sum by records.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -30,11 +31,12 @@ from numpy.typing import NDArray
 
 from edl.api.errors import BadInputError
 from edl.api.strategy import MAX_DENSE_GRADIENT
+from edl.core.short_list import format_short_list
 from edl.keras.all_reduce_update import regularized_variables
 from edl.keras.custom_train_step import CustomTrainStep
 from edl.keras.evaluation_metrics import count_records
 from edl.keras.keras2_models import assigned_handles
-from edl.keras.model_building import FLOAT_TYPES, derive_feature_spec, is_seed_state
+from edl.keras.model_building import FLOAT_TYPES, derive_feature_spec, find_users_statistics, is_seed_state
 from edl.keras.model_contract import ModelModule, call_model, has_own_train_step
 from edl.keras.model_loss import LossReduction
 from edl.keras.out_of_range_ids import MODEL_LOCATION, assert_dense_ids_in_range, explain_dense_id_errors
@@ -45,6 +47,7 @@ from edl.keras.user_code import user_code
 from edl.keras.written_variables import find_written_variables
 
 Array = NDArray[Any]
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +102,21 @@ class ModelReplica(ReplicaState):
         self._use_statistics(v for v in self._find_changed_variables(sample) if not is_seed_state(v))
         self._reduction: LossReduction | None = None
         if not self._is_only_rank:
+            self._warn_of_users_statistics()
             self._reduction = self._objective.declared_reduction
             self._objective.warn_of_compared_records()
         self._step_uses_loss = False
         self._kept: _KeptAddend | None = None
         self._compute_by_reduction: dict[LossReduction | None, TracedFunction] = {}
         self._seed_randomness(seed, rank_seed)
+
+    def _warn_of_users_statistics(self) -> None:
+        if paths := find_users_statistics(self.model, self._statistics):
+            _LOG.warning(
+                "a forward pass changes %s: each worker computes with the value of its own minibatch, and the step's "
+                "result is the mean of these, weighted by records; this suits a moving mean, and not a maximum",
+                format_short_list(paths),
+            )
 
     def _use_statistics(self, statistics: Iterable[Any]) -> None:
         """Prepare for steps that change these variables besides the trained ones."""

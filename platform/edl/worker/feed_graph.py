@@ -81,6 +81,15 @@ def find_positional_step(source: tf.data.Dataset, dataset: tf.data.Dataset) -> t
     return None
 
 
+def uses_records(source: tf.data.Dataset, dataset: tf.data.Dataset) -> bool:
+    """Whether ``dataset`` is made of ``source``. Otherwise every minibatch would have the same elements.
+
+    Elements of ``from_generator`` come from Python, so those are not made of ``source`` either.
+    """
+    result, records = (tf.data.experimental.to_variant(each) for each in (dataset, source))
+    return tf.is_symbolic_tensor(result) and records.op in _ancestors(result.op)
+
+
 def _ancestors(operation: Any) -> Iterator[Any]:
     """The operation, and all whose results it uses."""
     waiting, visited = [operation], {operation}

@@ -30,7 +30,7 @@ from edl.keras.feed_schema import SchemaFeed
 from edl.keras.model_contract import FEED_MODES, UserFeedFunction
 from edl.keras.user_code import UserCodeError, source_file, user_code
 from edl.transport.process_identity import count_available_cores
-from edl.worker.feed_graph import find_positional_step, find_seeded_operation
+from edl.worker.feed_graph import find_positional_step, find_seeded_operation, uses_records
 from edl.worker.lease_client import LeasedTask
 from edl.worker.record_stream import CorruptRecordSkipper, RecordWindow, count_records
 
@@ -356,6 +356,12 @@ class FeedFunction:
         spec = dataset.element_spec
         if self.mode != "prediction" and not (isinstance(spec, tuple) and len(spec) in (2, 3)):
             raise FeedError(f"feed yields {_describe_spec(spec)}, expected {expected}", hint=hint)
+        if not uses_records(source, dataset):
+            raise FeedError(
+                "feed returns a data set that is not made of its argument: no record of the job's data would be used",
+                hint="return dataset.map(...) or the like; what a generator yields can be written to files, or come "
+                "from a custom_data_reader",
+            )
         graph = tf.compat.v1.get_default_graph()
         seeded = find_seeded_operation(graph)
         if seeded is not None:

@@ -48,6 +48,14 @@ class Own(keras.Model):
     def call(self, x):
         return self.head(x)
 
+class TwoHeads(Own):
+    def __init__(self, **more):
+        super().__init__(**more)
+        self.other_head = keras.layers.Dense(2, name="other_head")
+
+    def train_step(self, data):
+        raise NotImplementedError("it uses both heads")
+
 class Strict(keras.Model):
     def __init__(self):
         super().__init__()
@@ -204,6 +212,25 @@ def test_variables_that_loading_leaves_with_new_values_are_counted(
     loaded(ids)
     loaded.load_weights(path)
     np.testing.assert_allclose(loaded(ids), expected)
+
+
+def test_of_a_layer_that_call_does_not_use_no_call_is_advised(
+    user_layers: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, path = user_layers.TwoHeads(), tmp_path / "model.keras"
+    model.other_head(X)
+    model(X)
+    model.save(path)
+    loaded = keras.models.load_model(path, custom_objects={"TwoHeads": user_layers.TwoHeads})
+    loaded(X)
+    loaded.load_weights(path)
+    assert len(loaded.variables) == 2, "the advice for other models does not help here"
+    warn_about_keras_file(model)
+    (message,) = caplog.messages
+    assert not missing_keys(
+        message, "2 of 4 variables", "other_head", "call() of TwoHeads does not use them", "build()"
+    )
+    assert "load_weights" not in message
 
 
 def test_what_is_registered_needs_its_module(user_layers: Any, tmp_path: Path) -> None:

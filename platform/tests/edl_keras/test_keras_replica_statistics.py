@@ -56,6 +56,39 @@ def test_moving_values_are_those_of_the_union(dtype: str, tolerance: float, rank
     assert distance(mine.moving_variance, other.moving_variance) <= tolerance
 
 
+class Peak(keras.layers.Layer):
+    """Divides by the largest value of each column that training has seen."""
+
+    def build(self, shape: Any) -> None:
+        self.largest = self.add_weight(shape=(shape[-1],), initializer="ones", trainable=False, name="largest")
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if training:
+            self.largest.assign(keras.ops.maximum(self.largest, keras.ops.max(x, axis=0)))
+        return x / self.largest
+
+
+@pytest.mark.parametrize("rank_seed", [0, None])
+def test_weights_that_a_users_layer_changes_are_named_where_several_ranks_train(
+    rank_seed: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    layers = [keras.Input([3]), keras.layers.BatchNormalization(), Peak(name="peak"), keras.layers.Dense(1)]
+    ModelReplica(module(lambda: keras.Sequential(layers)), seed=3, rank_seed=rank_seed, sample=None)
+    messages = [message for message in caplog.messages if "forward pass changes" in message]
+    assert len(messages) == (rank_seed is not None)
+    for message in messages:
+        assert "peak/largest:" in message
+
+
+@pytest.mark.parametrize(
+    "layer", [keras.layers.BatchNormalization(), keras.layers.SpectralNormalization(keras.layers.Dense(3))]
+)
+def test_nothing_is_warned_of_for_layers_of_keras(layer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    model = keras.Sequential([keras.Input([3]), layer, keras.layers.Dense(1)])
+    assert ModelReplica(module(lambda: model), seed=3, rank_seed=0, sample=None).has_statistics
+    assert not [message for message in caplog.messages if "forward pass changes" in message]
+
+
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [("float64", 1e-12), pytest.param("float32", 1e-5, marks=pytest.mark.repetition)]
 )

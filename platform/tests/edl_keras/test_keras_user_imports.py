@@ -9,14 +9,23 @@ import pytest
 USER_IMPORTS = (
     ("edl.layers", "Embedding"),
     ("edl.layers.embedding", "Embedding"),  # the module that `.keras` files name
-    ("edl.data", "Writer"),
-    ("edl.data", "serialize_example"),
-    ("edl.data", "open_reader"),
-    ("edl.data", "Reader"),
-    ("edl.data", "Source"),
+    ("edl.layers", "adapt_from"),
+    ("edl.data", "BlockReader"),
+    ("edl.data", "BlockSizes"),
+    ("edl.data", "CorruptRange"),
+    ("edl.data", "CorruptRecordError"),
     ("edl.data", "Metadata"),
+    ("edl.data", "OnCorrupt"),
+    ("edl.data", "Reader"),
+    ("edl.data", "Record"),
+    ("edl.data", "Source"),
+    ("edl.data", "Writer"),
+    ("edl.data", "open_reader"),
+    ("edl.data", "parse_example"),
+    ("edl.data", "serialize_example"),
     ("edl.data.recordio.reader", "RecordIOReader"),
     ("edl.data.recordio.writer", "Writer"),
+    ("edl.sharding", "Client"),
     ("edl.keras.group_ftrl", "GroupFtrl"),
     ("edl.worker.group_ftrl", "GroupFtrl"),  # its documented place before there was edl.keras
 )
@@ -25,7 +34,13 @@ USER_IMPORTS = (
 @pytest.mark.tensorflow
 @pytest.mark.parametrize(("module", "name"), USER_IMPORTS)
 def test_what_users_import_stays_where_it_is(module: str, name: str) -> None:
-    assert isinstance(getattr(import_module(module), name), type) or callable(getattr(import_module(module), name))
+    assert getattr(import_module(module), name) is not None
+
+
+def test_all_of_edl_data_is_listed() -> None:
+    import edl.data
+
+    assert {name for module, name in USER_IMPORTS if module == "edl.data"} == set(edl.data.__all__)
 
 
 @pytest.mark.tensorflow

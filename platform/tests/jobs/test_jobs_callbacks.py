@@ -166,7 +166,7 @@ def test_the_master_stops_a_job_lowers_its_rate_and_keeps_the_best(mode: str, tm
     evaluated = [line["metrics"] for line in events if line["event"] == "evaluation_ended"]
     decided = [line for line in events if line["event"] == "callback_decided"]
     assert summary["phase"] == "Done"
-    assert summary["reason"].startswith("EarlyStopping: loss has not improved for")
+    assert summary["reason"].startswith("EarlyStopping: val_loss has not improved for")
     assert summary["records_lost"] == 0
     rates = [float(line["decision"].split()[-1]) for line in decided if line["callback"] == "ReduceLROnPlateau"]
     assert rates == [max(0.05 * 0.5**n, 0.001) for n in range(1, len(rates) + 1)], "nobody forgets what was decided"
@@ -261,7 +261,7 @@ def test_two_ranks_stop_and_lower_their_rate_as_keras_fit_does(tmp_path: Path) -
     model, history = fit_until_stopped()
     events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
     assert summary["phase"] == "Done"
-    assert summary["reason"].startswith("EarlyStopping: loss has not improved for 3 evaluations")
+    assert summary["reason"].startswith("EarlyStopping: val_loss has not improved for 3 evaluations")
     decided = [line for line in events if line["event"] == "callback_decided"]
     assert decided[-1]["step"] == STEPS * len(history["val_loss"]), "the evaluation after which fit stops"
     changes = [
@@ -321,7 +321,7 @@ def test_all_reduce_keeps_the_best_weights_as_keras_fit_does(workers: int, tmp_p
     (tmp_path / "fit").mkdir()
     model, history = fit_until_stopped(KEEPS_BEST.replace("FOLDER", str(tmp_path / "fit")))
     assert summary["phase"] == "Done"
-    assert summary["reason"].startswith("EarlyStopping: number_mae has not improved for 3 evaluations")
+    assert summary["reason"].startswith("EarlyStopping: val_number_mae has not improved for 3 evaluations")
     events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
     steps = [line["step"] for line in events if line["event"] == "evaluation_ended"]
     assert max(steps) == STEPS * len(history["val_loss"]), "the evaluation after which fit stops"

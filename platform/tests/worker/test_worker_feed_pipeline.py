@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -432,11 +432,36 @@ def test_a_data_set_that_feed_has_made_of_more_rows_is_taken_apart() -> None:
     assert [minibatch.labels.numpy().tolist() for minibatch in minibatches] == np.arange(20).reshape(5, 4).tolist()
 
 
-def test_a_data_set_that_was_made_before_feed_was_called_can_be_used() -> None:
-    prepared = tf.data.Dataset.from_tensor_slices([[1.0, 2.0], [3.0, 4.0]]).map(lambda x: (x, x[0]))
-    for dataset in (prepared, prepared.batch(2).unbatch()):
-        (minibatch,) = feed_minibatches(lambda d, m, i, made=dataset: made, "training", None, windows(4, 4))
-        np.testing.assert_array_equal(minibatch.labels, [1, 3])
+def generated(generate: Callable[[], Iterator[Any]]) -> Any:
+    number = tf.TensorSpec([], tf.float32)
+    return tf.data.Dataset.from_generator(generate, output_signature=(number, number))
+
+
+@pytest.mark.parametrize(
+    "feed",
+    [
+        lambda d, m, i, made=RANGE(4).map(lambda n: (n, n)): made,
+        lambda d, m, i, made=RANGE(4).map(lambda n: (n, n)): made.batch(2).unbatch(),
+        lambda d, m, i: RANGE(4).map(lambda n: (n, n)),
+        lambda d, m, i: generated(lambda: iter([(1.0, 2.0)] * 4)),
+        lambda d, m, i: generated(lambda: map(pair, d.as_numpy_iterator())),
+    ],
+    ids=["made before feed was called", "made before and changed", "made in feed", "a generator", "its generator"],
+)
+def test_a_feed_that_makes_nothing_of_its_records_is_refused(feed: Any) -> None:
+    """Each minibatch would have the same elements, and all records would count as trained."""
+    with pytest.raises(FeedError, match="no record of the job's data would be used") as caught:
+        list(feed_minibatches(feed, "training", None, windows(4, 4)))
+    assert "dataset.map" in caught.value.hint
+
+
+def test_elements_may_be_made_of_the_records_as_a_whole() -> None:
+    def feed(dataset: Any, mode: str, metadata: Any) -> Any:
+        records = dataset.batch(100).get_single_element()
+        return RANGE(tf.shape(records, tf.int64)[0]).map(lambda n: pair(records[n])).batch(4).unbatch()
+
+    minibatches = list(feed_minibatches(feed, "training", None, windows()))
+    assert [minibatch.labels.numpy().tolist() for minibatch in minibatches] == np.arange(20).reshape(5, 4).tolist()
 
 
 def test_batches_of_several_shapes_get_the_hint() -> None:
