@@ -2,9 +2,9 @@
 
 A fault is ``ROLE[-INDEX]:SIGNAL@WHEN``:
 
-* ROLE is ``worker``, ``ps`` or ``master``; without INDEX it is the running one with the lowest
-index; * SIGNAL is KILL, TERM, STOP or CONT; * WHEN is a step (``@400``) or a share of all records
-(``@50%``).
+* ROLE is ``worker``, ``ps`` or ``master``; without INDEX it is the running one with the lowest index;
+* SIGNAL is KILL, TERM, STOP or CONT;
+* WHEN is a step (``@400``) or a share of all records (``@50%``).
 
 Roles contain no code for this. The run's ``events.jsonl`` lists the processes, its ``status.json``
 has the job's progress, and a fault is a call of ``os.kill``. Only processes that started after the

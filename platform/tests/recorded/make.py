@@ -3,6 +3,8 @@
 * ``journals/NAME.json``: the entries that the core journals in each text scenario, with the state that they lead to,
   and with the state half-way, as a compacted journal has it.
 * ``runs.tar.gz``: run directories of small jobs, ended and half done, made at ``PLACE``: paths are part of a run.
+* ``runs_with_tables.tar.gz``: further ones, with rows and slots on parameter servers, a journal that was compacted, and
+  one of several masters. For these, ``COMPACT_BYTES`` of the master's shell was 2 KiB in all but ``checkpoint-back``.
 * ``shown/NAME.json``: what ``edl status`` and ``edl events`` say of each.
 * ``resumed/NAME.json``: the summary of each half-done run after it went on.
 
@@ -17,7 +19,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -32,8 +34,18 @@ PLACE = Path("/tmp/edl-recorded")
 SCENARIOS = HERE.parent / "scenarios"
 SYNC = ("strategy.mode=sync", "strategy.grads_to_wait=1", "workers.max=1", "ps.count=1")
 LOCAL = ("strategy.name=Local",)
+TABLES = (
+    "strategy.mode=sync",
+    "strategy.grads_to_wait=1",
+    "workers.max=1",
+    "ps.embedding_threshold=1",
+    "model.definition=tables.custom_model",
+)
 HALF = {"async-stopped": (), "async-killed": (), "sync-stopped": SYNC, "local-stopped": LOCAL}
+HALF_WITH_TABLES = {"tables-stopped": TABLES, "checkpoint-back": TABLES}
 """Runs that are half done, and fields of their job files."""
+ENDED = ("async-done", "quarantine", "best-done")
+ARCHIVES = ("runs.tar.gz", "runs_with_tables.tar.gz")
 
 
 def journals() -> None:
@@ -107,6 +119,32 @@ def runs() -> None:
     (PLACE / "zoo" / "kills").unlink()
 
 
+def half_a_run(name: str, step: int, *options: str, is_killed: bool = False) -> None:
+    """Start a run with tables, or go on with it, until a step."""
+    with slow(), start(name, *TABLES, options=options) as run:
+        run.wait_step(step)
+        run.kill() if is_killed else run.interrupt()
+        run.wait()
+        run.wait_gone(30.0)
+
+
+def compacted_runs_with_tables() -> None:
+    """Make the runs of ``ARCHIVES[1]`` whose journals are compacted."""
+    half_a_run("tables-stopped", 25)
+    half_a_run("tables-stopped", 55, "--resume", "r1")
+    (PLACE / "zoo" / "impatient").touch()
+    with start("best-done", *TABLES, "train.epochs=40", "train.evaluation_steps=5") as run:
+        run.summary()
+    (PLACE / "zoo" / "impatient").unlink()
+
+
+def run_of_several_masters() -> None:
+    """Make the run of ``ARCHIVES[1]`` whose journal is not compacted."""
+    half_a_run("checkpoint-back", 35, is_killed=True)
+    half_a_run("checkpoint-back", 55, "--resume", "r1", "--from-checkpoint")
+    half_a_run("checkpoint-back", 75, "--resume", "r1")
+
+
 def edl(*words: str) -> str:
     """Standard output of a command in the place."""
     return subprocess.run(
@@ -125,20 +163,32 @@ def recorded_output(name: str, run_command: Callable[..., str] = edl) -> dict[st
     }
 
 
-def main() -> None:
-    """Record all."""
-    journals()
-    lay_out()
-    runs()
+def record(archive_name: str, half: Mapping[str, Sequence[str]]) -> None:
+    """Keep the runs at the place, what is said of them, and how the half-done ones end."""
     for folder in ("shown", "resumed"):
         (HERE / folder).mkdir(exist_ok=True)
-    for name in ("async-done", "quarantine", *HALF):
-        (HERE / "shown" / f"{name}.json").write_text(json.dumps(recorded_output(name), indent=1) + "\n")
-    with tarfile.open(HERE / "runs.tar.gz", "w:gz") as archive:
+    for run_directory in sorted((PLACE / ".edl" / "local").iterdir()):
+        output = recorded_output(run_directory.name)
+        (HERE / "shown" / f"{run_directory.name}.json").write_text(json.dumps(output, indent=1) + "\n")
+    with tarfile.open(HERE / archive_name, "w:gz") as archive:
         archive.add(PLACE / ".edl", ".edl", filter=lambda info: None if "/logs/" in info.name else info)
-    for name, fields in HALF.items():
+    for name, fields in half.items():
         with start(name, *fields, options=("--resume", "r1")) as run:
             (HERE / "resumed" / f"{name}.json").write_text(json.dumps(run.summary(), indent=1) + "\n")
+
+
+def main() -> None:
+    """Record all; with ``tables`` the runs of ``ARCHIVES[1]``, between whose halves ``COMPACT_BYTES`` is set back."""
+    lay_out()
+    if sys.argv[1:] == ["tables"]:
+        compacted_runs_with_tables()
+        input("Set COMPACT_BYTES back, and press Enter.")
+        run_of_several_masters()
+        record(ARCHIVES[1], HALF_WITH_TABLES)
+        return
+    journals()
+    runs()
+    record(ARCHIVES[0], HALF)
 
 
 if __name__ == "__main__":

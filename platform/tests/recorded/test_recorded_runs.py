@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from cli.cli_harness import run_edl
-from recorded.make import HALF, HERE, recorded_output
+from recorded.make import ENDED, HALF, HALF_WITH_TABLES, HERE, recorded_output
 from recorded.unpacked_runs import PLACE, unpacked
 
 
@@ -30,7 +30,7 @@ def test_status_and_events_of_recorded_runs_are_shown_as_they_were(
 
     with unpacked():
         monkeypatch.chdir(PLACE)
-        for name in ("async-done", "quarantine", *HALF):
+        for name in (*ENDED, *HALF, *HALF_WITH_TABLES):
             recorded = json.loads((HERE / "shown" / f"{name}.json").read_text())
             now = recorded_output(name, edl)
             if name == "async-killed":  # no process recorded a reason, so `edl status` itself gives one

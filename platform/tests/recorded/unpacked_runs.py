@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from recorded.make import HERE, PLACE, lay_out
+from recorded.make import ARCHIVES, HERE, PLACE, lay_out
 
 
 @contextmanager
@@ -22,7 +22,8 @@ def unpacked() -> Iterator[None]:
     with Path(f"{PLACE}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         lay_out()
-        with tarfile.open(HERE / "runs.tar.gz") as archive:
-            archive.extractall(PLACE, filter="data")
+        for name in ARCHIVES:
+            with tarfile.open(HERE / name) as archive:
+                archive.extractall(PLACE, filter="data")
         yield
         shutil.rmtree(PLACE)
