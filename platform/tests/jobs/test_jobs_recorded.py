@@ -27,6 +27,6 @@ def test_a_recorded_run_goes_on(name: str) -> None:
         summary = run.summary()
     assert {key: summary.get(key) for key in COUNTED} == {key: recorded.get(key) for key in COUNTED}
     if RUNS[name]:  # one process, or one worker in lockstep: the same numbers
-        # Which of two parameter servers got a request first made a difference of .9 % in two runs of the earlier version.
+        # In runs of the earlier version it depended on which parameter server was asked first, and differed by .9 %.
         tolerance = 0.02 if name in HALF_WITH_TABLES else 1e-4
         assert summary["metrics"]["mse"] == pytest.approx(recorded["metrics"]["mse"], rel=tolerance)
