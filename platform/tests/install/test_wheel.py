@@ -14,7 +14,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from support.doc_commands import ROOT
+from support.doc_commands import ROOT, run, script
+from support.readme_job import write_readme_job
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]
 
@@ -166,11 +167,25 @@ def eval_metrics_fn():
 """
 
 
-def test_models_of_keras_2_train_with_their_extra_alone(wheel: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "environment"
+def install_extra(wheel: Path, extra: str, folder: Path) -> None:
     venv.create(folder, with_pip=True)
     install = [folder / "bin/python", "-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt"]
-    subprocess.run([*install, f"{wheel}[keras2]"], check=True, timeout=580)
+    subprocess.run([*install, f"{wheel}[{extra}]"], check=True, timeout=580)
+
+
+def test_the_readmes_job_trains_with_the_extra_for_training_alone(wheel: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "environment"
+    install_extra(wheel, "train", folder)
+    commands = write_readme_job(tmp_path)
+    outside = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "KUBE", "EDL_"))}
+    run(script(commands), folder=tmp_path, env={**outside, "PATH": f"{folder}/bin:{os.environ['PATH']}"}, seconds=180)
+    summary = json.loads((tmp_path / ".edl/local/flowers/r1/summary.json").read_text())
+    assert (summary["phase"], summary["records_lost"]) == ("Done", 0)
+
+
+def test_models_of_keras_2_train_with_their_extra_alone(wheel: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "environment"
+    install_extra(wheel, "keras2", folder)
     listed = json.loads(subprocess.check_output([folder / "bin/python", "-c", INSTALLED]))
     assert {name for name in listed if name.startswith("tensorflow") and "board" not in name} == {"tensorflow"}
     (tmp_path / "zoo").mkdir()

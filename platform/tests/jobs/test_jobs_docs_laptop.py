@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from pathlib import Path
 
 import pytest
-from support.doc_commands import DOCS, ROOT, blocks, run, script
+from support.doc_commands import DOCS, blocks, run, script
+from support.readme_job import write_readme_job
 
 PAGE = DOCS / "tutorials" / "on-your-laptop.md"
 SECONDS = 420.0
@@ -23,14 +23,7 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def test_the_readmes_whole_job(tmp_path: Path) -> None:
-    page = ROOT / "README.md"
-    files = re.findall(r"```(python|yaml)\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    names = {"python": "flowers.py", "yaml": "job.yaml"}
-    for kind, text in files:
-        (tmp_path / names.pop(kind)).write_text(text, encoding="utf-8")
-    assert not names
-    commands = [each for each in blocks(page) if each.text.startswith(("edl data", "edl validate", "edl run"))]
-    assert [each.text.split()[1] for each in commands] == ["data", "validate", "run"]
+    commands = write_readme_job(tmp_path)
 
     run(script(commands), folder=tmp_path, env=environment(tmp_path), seconds=SECONDS)
 
