@@ -17,6 +17,8 @@ from support.zoo_models import MODELS, TESTED_ELSEWHERE, make_data
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(600), pytest.mark.tensorflow, pytest.mark.filterwarnings(QUIET)]
 
 ALL = {**TESTED_ELSEWHERE, **MODELS}
+LARGE = ("cifar10_mobilenet_v2", "resnet50")
+"""Jobs of these take a minute each."""
 HAVE_CLASSES = {"mnist_subclass", "cifar10_subclass", "text"}
 """Keras loads their file where the zoo's module is imported."""
 
@@ -28,7 +30,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.repetition
 @pytest.mark.parametrize("strategy", ["Local", "AllReduce", "ParameterServer"])
-@pytest.mark.parametrize("name", in_thirds(ALL))
+@pytest.mark.parametrize(
+    "name",
+    [
+        *in_thirds(name for name in ALL if name not in LARGE),
+        *(pytest.param(name, marks=pytest.mark.thorough) for name in LARGE),
+    ],
+)
 def test_a_job_of_the_zoo_learns(
     name: str, strategy: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
