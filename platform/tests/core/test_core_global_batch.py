@@ -130,7 +130,8 @@ def test_in_an_undisturbed_epoch_a_rank_has_no_records_in_two_steps_at_most(
     world: int, share: int, records: int, lease_records: int, lag: int, data: st.DataObject
 ) -> None:
     """An epoch in which the ledger is ``lag`` steps behind, and each rank sends its requests in any order."""
-    size = share * world - data.draw(st.integers(0, world - 1))
+    # A global batch of fewer records than ranks is refused.
+    size = max(world, share * world - data.draw(st.integers(0, world - 1)))
     unleased = records
     leases: list[list[int]] = [[] for _ in range(world)]
     pending: list[tuple[int, ...]] = []
