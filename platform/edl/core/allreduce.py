@@ -124,7 +124,7 @@ def _handle_phase(
         if leaves:
             return []
         is_caught_up = event.phase is RankPhase.CAUGHT_UP
-        return rounds.handle_follower(event.worker, pod.index, is_caught_up=is_caught_up)
+        return rounds.handle_follower(event.worker, pod.index, event.round, is_caught_up=is_caught_up)
     if event.phase is RankPhase.ENDED:
         return rounds.handle_report(event.worker, event.round, _check_shares(state, rounds, event.report))
     if event.phase is RankPhase.CONFIRMED:

@@ -362,15 +362,21 @@ class WorldRounds:
         # A change that is under way takes it in at the next boundary, with all that come meanwhile.
         return self._request_change(f"{worker} joins")
 
-    def handle_follower(self, worker: str, index: int, *, is_caught_up: bool) -> list[RoundCommand]:
+    def handle_follower(self, worker: str, index: int, round_id: RoundId, *, is_caught_up: bool) -> list[RoundCommand]:
         """A worker outside the round gets every step of it from a member, and asks to join when it has caught up.
 
         What state it has counts only when it reports as a candidate: when no further step comes.
+
+        Args:
+            round_id: the round that it follows. If that is not the newest one, its request is ignored: it follows the
+                newest one next, or joins without.
         """
         if not is_caught_up:
             self.candidates.pop(worker, None)
             self.reports.pop(worker, None)
             return self._announce_if_complete() if self.is_closing else []
+        if round_id != self.round:
+            return []
         self.candidates[worker] = index
         return [] if self.is_closing else self._request_change(f"{worker} joins")
 

@@ -202,7 +202,7 @@ def test_a_worker_that_was_outside_does_not_say_what_a_step_has_that_others_made
 
 def test_a_member_that_leaves_stays_until_a_worker_that_has_followed_it_has_its_newest_steps() -> None:
     rounds = running("a")
-    rounds.do(rounds.rounds.handle_follower("b", 1, is_caught_up=True))
+    rounds.do(rounds.rounds.handle_follower("b", 1, rounds.rounds.round, is_caught_up=True))
     rounds.do(rounds.rounds.handle_leaving("a"))
     followed = make_report(rounds.rounds.started_round, 3, 7, 3, {3: (Share(5, 2, 3),)})
     rounds.report("a", 5, s5=(Share(5, 0, 5),))
@@ -326,6 +326,39 @@ def test_a_new_master_closes_a_round_that_not_all_have_confirmed() -> None:
     assert successor.handle_restart() == [CloseRound(RoundId(1, 1), ("a", "b"))]
 
 
+def test_a_round_of_a_new_master_has_another_number_than_one_that_was_announced_and_not_journaled() -> None:
+    rounds = running("a", "b")
+    successor = WorldRounds(incarnation=2)
+    for entry in rounds.said:
+        if isinstance(entry, RoundAnnounced):
+            successor.apply_announced(entry)
+        elif isinstance(entry, RoundStarted):
+            successor.apply_started(entry)
+    announced = []
+    for master in (rounds.rounds, successor):  # the first one announces this round and loses its entry
+        master.handle_lost("b", "Killed (SIGKILL)")
+        report = make_report(master.started_round, 0, 7, 0, {})
+        announced += [x for x in master.handle_report("a", master.round, report) if isinstance(x, RoundAnnounced)]
+    assert [each.round for each in announced] == [RoundId(1, 2), RoundId(2, 2)]
+
+
+def test_a_worker_that_has_caught_up_with_a_round_that_is_over_changes_nothing() -> None:
+    rounds = running("a", "b")
+    old = rounds.rounds.round
+    rounds.do(rounds.rounds.handle_lost("b", "Killed (SIGKILL)"))
+    rounds.report("a", 0)
+    rounds.confirm()
+    assert rounds.rounds.phase is RoundPhase.RUNNING
+    assert rounds.do(rounds.rounds.handle_follower("c", 2, old, is_caught_up=True)) == []
+    assert (rounds.rounds.candidates, rounds.rounds.pending_change) == ({}, "")
+
+
+def test_a_late_end_of_an_earlier_round_ends_no_later_one() -> None:
+    state = RankState("b", RoundId(1, 2), ("a", "b"), RankPhase.RUNNING, RoundId(1, 2), step=4)
+    assert not state.handle_closed(RoundId(1, 1))
+    assert (state.round, state.phase) == (RoundId(1, 2), RankPhase.RUNNING)
+
+
 def test_a_new_master_lets_a_running_round_run() -> None:
     rounds = running("a", "b")
     successor = WorldRounds(incarnation=2)
@@ -413,7 +446,7 @@ def test_a_loss_that_a_broken_connection_announced_is_the_reason_of_the_change()
 @pytest.mark.parametrize("is_cluster_first", [True, False], ids=["cluster first", "neighbour first"])
 def test_a_loss_while_a_worker_joins_waits_for_no_joiner_and_is_the_reason(is_cluster_first: bool) -> None:
     rounds = running("a", "b", "c")
-    rounds.do(rounds.rounds.handle_follower("d", 3, is_caught_up=True))
+    rounds.do(rounds.rounds.handle_follower("d", 3, rounds.rounds.round, is_caught_up=True))
     if not is_cluster_first:
         rounds.report("a", 0)
     rounds.do(rounds.rounds.handle_lost("b", "Killed (SIGKILL)"))

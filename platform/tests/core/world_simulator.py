@@ -287,7 +287,7 @@ class WorldSimulator:
             self.obey(self.rounds.handle_report(uid, round_id, report))
         else:
             is_caught_up = phase is RankPhase.CAUGHT_UP
-            self.obey(self.rounds.handle_follower(uid, self.workers[uid].index, is_caught_up=is_caught_up))
+            self.obey(self.rounds.handle_follower(uid, self.workers[uid].index, round_id, is_caught_up=is_caught_up))
 
     def master_hears_confirmation(self, uid: str, round_id: RoundId, digest: int) -> None:
         self.obey(self.rounds.handle_confirmed(uid, round_id, digest))
