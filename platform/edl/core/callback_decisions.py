@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from edl.core.model_files import ModelFile
+from edl.core.short_list import format_short_list
 
 MAX_HISTORY = 1000
 """Number of evaluations in the history, which is needed when a job rolls back to a checkpoint."""
@@ -357,6 +358,20 @@ def _is_valid_value(value: Any, kind: str) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------ each callback
+
+
+def explain_missing_monitor(callback: str, metric: str, metrics: Iterable[str]) -> str:
+    """Why a callback cannot decide; empty if the evaluation has its metric.
+
+    Only an evaluation shows the names of a metric with several values: ``F1Score(name="f")`` has ``f_0``, ``f_1`` ...
+    """
+    names = sorted(metrics)
+    if metric in names:
+        return ""
+    return (
+        f"{callback} monitors 'val_{metric}', but the evaluation has only "
+        f"{format_short_list([f'val_{name}' for name in names], 12)}"
+    )
 
 
 def _keeps_best(callback: CallbackSpec) -> bool:

@@ -19,6 +19,7 @@ from edl.core.callback_decisions import (
     ReduceLROnPlateau,
     callbacks_to_json,
     deciding_callbacks,
+    explain_missing_monitor,
     model_files,
 )
 from edl.core.cuts import WORLD_STEP_KEY, CutStage
@@ -90,6 +91,18 @@ def _emit_callback_events(
                 f"the weights evaluated at step {evaluation.step} are in no checkpoint: they cannot be kept as the best"
             )
         )
+
+
+def refuse_missing_monitors(state: JobState, metrics: Mapping[str, float | None]) -> None:
+    """End the job if a callback monitors what its first evaluation does not have: it would never decide."""
+    for callback in state.callbacks.specs:
+        name = type(callback).__name__
+        if isinstance(callback, BestCheckpoint):
+            if callback.saves_every:
+                continue
+            name = "ModelCheckpoint"
+        if problem := explain_missing_monitor(name, callback.monitor, metrics):
+            end_job(state, "Failed", problem, kind="input")
 
 
 def evaluated_checkpoint(state: JobState, evaluation: PinnedEvaluation) -> int:

@@ -643,6 +643,7 @@ def _record_result(state: JobState, kind: str, event: TaskReported) -> None:
             ),
         )
         state.emit(EvaluationEnded(step=evaluation.step, metrics=event.result))
+        evaluation_callbacks.refuse_missing_monitors(state, event.result)
     else:
         last = event.last_progress or LeaseProgress(event.lease, 0)
         loss, skipped = _loss(last), last.skipped_records or None

@@ -17,7 +17,13 @@ import keras
 
 from edl.api.errors import BadInputError
 from edl.api.job_spec import JobSpec
-from edl.core.callback_decisions import BestCheckpoint, CallbackSpec, EarlyStopping, ReduceLROnPlateau
+from edl.core.callback_decisions import (
+    BestCheckpoint,
+    CallbackSpec,
+    EarlyStopping,
+    ReduceLROnPlateau,
+    explain_missing_monitor,
+)
 from edl.keras.model_checkpoint_callback import check_file_name, names_evaluation
 
 MetricDirections = Mapping[str, str | None]
@@ -100,6 +106,19 @@ def _monitored_metric(callback: Any, callback_text: str, directions: MetricDirec
     if metric not in directions and not any(metric.startswith(f"{name}_") for name in directions):
         raise BadInputError(f"{callback_text} monitors '{monitor}', but the evaluation has only {known_metrics}")
     return metric
+
+
+def refuse_missing_monitor(callback: Any, metrics: Iterable[str]) -> None:
+    """Refuse a callback that monitors what an evaluation does not have.
+
+    Raises:
+        BadInputError: names the values that the evaluation has.
+    """
+    if isinstance(callback, keras.callbacks.ModelCheckpoint) and not callback.save_best_only:
+        return
+    problem = explain_missing_monitor(type(callback).__name__, str(callback.monitor).removeprefix("val_"), metrics)
+    if problem:
+        raise BadInputError(problem, hint="monitor one of these")
 
 
 def _resolve_mode(callback: Any, callback_text: str, direction: str | None, metric: str) -> str:

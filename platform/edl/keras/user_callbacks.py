@@ -413,6 +413,8 @@ class KerasCallbacks:
         # A resumed run may evaluate a step again that the callbacks saw before.
         if not self._monitors or step <= self._last_evaluated_step:
             return []
+        for callback in self._monitors:
+            monitor_callbacks.refuse_missing_monitor(callback, metrics)
         logs = {f"val_{name}": value for name, value in metrics.items()}
         if self._steps_since_evaluation:
             logs["loss"] = self._loss_sum_since_evaluation / self._steps_since_evaluation

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.core_harness import CoreHarness, alive
+from support.text_keys import missing_keys
 
 from edl.api.cluster_port import Role
 from edl.api.journal_entries import DatasetEntered, ParametersRolledBack, StoppedByCallback
@@ -251,6 +252,18 @@ def test_an_evaluation_decides_and_the_next_master_knows_it() -> None:
     fresh = JobStateMachine(job.settings)
     fresh.replay_journal(snapshot, [])
     assert fresh.callbacks == job.state.callbacks
+
+
+@pytest.mark.parametrize("callback", [STOP, LOWER, BestCheckpoint("loss", "min", filepath="best.keras")])
+def test_a_callback_whose_metric_an_evaluation_does_not_have_ends_the_job(callback: Any) -> None:
+    """A metric with several values has the names ``f_0``, ``f_1`` ..., which nobody knows before."""
+    job = EvaluatedJob((replace(callback, monitor="f"),))
+    job.cut()
+    trained(job)
+    job.cut()
+    job.evaluated(1.0)
+    assert job.state.phase == "Failed"
+    assert not missing_keys(job.state.reason, "monitors 'val_f'", "only val_loss")
 
 
 def test_the_best_weights_become_the_newest_checkpoint_at_the_end() -> None:

@@ -326,14 +326,20 @@ def test_a_new_master_closes_a_round_that_not_all_have_confirmed() -> None:
     assert successor.handle_restart() == [CloseRound(RoundId(1, 1), ("a", "b"))]
 
 
-def test_a_round_of_a_new_master_has_another_number_than_one_that_was_announced_and_not_journaled() -> None:
-    rounds = running("a", "b")
+def successor_of(rounds: Rounds) -> WorldRounds:
+    """A new master's, that has replayed the entries of these."""
     successor = WorldRounds(incarnation=2)
     for entry in rounds.said:
         if isinstance(entry, RoundAnnounced):
             successor.apply_announced(entry)
         elif isinstance(entry, RoundStarted):
             successor.apply_started(entry)
+    return successor
+
+
+def test_a_round_of_a_new_master_has_another_number_than_one_that_was_announced_and_not_journaled() -> None:
+    rounds = running("a", "b")
+    successor = successor_of(rounds)
     announced = []
     for master in (rounds.rounds, successor):  # the first one announces this round and loses its entry
         master.handle_lost("b", "Killed (SIGKILL)")
@@ -361,12 +367,7 @@ def test_a_late_end_of_an_earlier_round_ends_no_later_one() -> None:
 
 def test_a_new_master_lets_a_running_round_run() -> None:
     rounds = running("a", "b")
-    successor = WorldRounds(incarnation=2)
-    for entry in rounds.said:
-        if isinstance(entry, RoundAnnounced):
-            successor.apply_announced(entry)
-        elif isinstance(entry, RoundStarted):
-            successor.apply_started(entry)
+    successor = successor_of(rounds)
     assert successor.handle_restart() == []
     assert successor.phase is RoundPhase.RUNNING
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.gan_model import ADVERSARIAL, train_plainly, write_gan
+from support.repetition import repetition
 from support.text_keys import missing_keys
 
 from edl.core import record_ranges, shuffle
@@ -508,6 +509,21 @@ def test_callbacks_decide_at_evaluations_as_at_the_epochs_of_keras_fit(
     assert "the learning rate" in rates[0]
     assert "0.15" in rates[0]
     assert rates[-1] == f"the learning rate is now {float(model.optimizer.learning_rate):.6g}"
+
+
+@pytest.mark.parametrize("name", ["EarlyStopping", repetition("ReduceLROnPlateau")])
+def test_a_callback_whose_metric_an_evaluation_does_not_have_is_refused(
+    train_locally: Callable[..., LocalTraining], capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """R2Score without averaging has a value for each output."""
+    source = PLAIN.split("class Mine")[0].replace(
+        'return ["mae"]', 'return {"r": keras.metrics.R2Score(class_aggregation=None)}'
+    )
+    source += f"def callbacks():\n    return [keras.callbacks.{name}('val_r', mode='max')]\n"
+    fields = {"minibatch_size": 50, "minibatches_per_task": 1, "epochs": 5, "evaluation_steps": 1}
+    _, code = train_locally(source).run(**fields)
+    assert code == 2
+    assert not missing_keys(capsys.readouterr().err, f"{name} monitors 'val_r'", "val_loss, val_r_0")
 
 
 @pytest.mark.repetition
